@@ -1,0 +1,70 @@
+# Each target is one command that also does its own set-up, in a local .venv.
+# It needs make and Python 3.11 or newer; another one: make test PYTHON=python3.12
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+CODE   := aiops protocol cli tests $(wildcard benchmarks examples)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test format lint types layers fuzz bench clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
+
+# --- set-up: one marker file per set of extras, made again when pyproject.toml changes ---
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "aiops needs Python 3.11 or newer; try: make $(MAKECMDGOALS) PYTHON=python3.11" >&2; exit 2; }
+	@$(PYTHON) -m venv $(VENV) || \
+	  { rm -rf $(VENV); echo "$(PYTHON) has no venv module (Debian, Ubuntu: apt-get install python3-venv)" >&2; exit 2; }
+
+$(VENV)/.demo: pyproject.toml | $(BIN)/python
+	@echo "installing aiops with the digits extra into $(VENV) (once)"
+	@$(PIP) --editable '.[digits]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(BIN)/python
+	@echo "installing aiops with the developers' tools into $(VENV) (once)"
+	@$(PIP) --editable '.[digits,dev]'
+	@touch $@ $(VENV)/.demo
+
+# --- for everyone ---
+
+demo: $(VENV)/.demo  ## train handwritten digits on a local cluster: 2 servers, 4 workers
+	@$(BIN)/aiops train mlp --data digits --servers 2 --workers 4
+
+bench: $(VENV)/.demo  ## push and pull between two processes, against a raw socket
+	@$(BIN)/aiops bench push-pull
+
+# --- for developers ---
+
+test: $(VENV)/.dev  ## all that CI runs: format, lint, types, layers, tests
+	@$(BIN)/ruff format --check --quiet $(CODE) || { echo "run: make format" >&2; exit 1; }
+	@$(BIN)/ruff check --quiet $(CODE)
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+format: $(VENV)/.dev  ## rewrite the code in the house format
+	@$(BIN)/ruff format $(CODE)
+	@$(BIN)/ruff check --fix $(CODE)
+
+lint: $(VENV)/.dev  ## ruff
+	@$(BIN)/ruff check $(CODE)
+
+types: $(VENV)/.dev  ## mypy strict
+	@$(BIN)/mypy
+
+layers: $(VENV)/.dev  ## who may import whom
+	@$(BIN)/lint-imports --no-cache
+
+fuzz: export AIOPS_FUZZ_FRAMES ?= 1000000
+fuzz: $(VENV)/.dev  ## the protocol against AIOPS_FUZZ_FRAMES mutated frames (a million)
+	@$(BIN)/python -m pytest tests/protocol -k fuzz
+
+clean:  ## remove the environment and every cache
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

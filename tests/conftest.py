@@ -1,0 +1,53 @@
+"""What every test shares: hypothesis profiles and the event loops to choose from.
+
+An async test runs on the loop that production uses (uvloop where it exists). A test that cares
+names its loops: ``@pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+LoopFactory = Callable[[], asyncio.AbstractEventLoop]
+
+LOOPS: dict[str, LoopFactory] = {"asyncio": asyncio.SelectorEventLoop}
+try:
+    import uvloop
+except ImportError:  # Windows: tests that ask for uvloop are skipped there
+    DEFAULT_LOOP = "asyncio"
+else:
+    LOOPS["uvloop"] = uvloop.new_event_loop
+    DEFAULT_LOOP = "uvloop"
+
+# No deadline: the machine is shared, and a slow example is not a wrong one.
+settings.register_profile("dev", max_examples=50, deadline=None)
+settings.register_profile(
+    "ci",
+    max_examples=300,
+    deadline=None,
+    derandomize=True,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile(
+    "nightly",
+    max_examples=10_000,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, LoopFactory]:
+    """Offer every loop to a test that names some, and the default one to all others."""
+    marker = item.get_closest_marker("asyncio")
+    if marker is not None and "loop_factories" in marker.kwargs:
+        return LOOPS
+    return {DEFAULT_LOOP: LOOPS[DEFAULT_LOOP]}
