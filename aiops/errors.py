@@ -1,0 +1,199 @@
+"""Every error that aiops raises at its users, in one tree.
+
+    AiopsError                        base of all
+      UsageError (ValueError)         the caller erred; nothing was changed
+        TableMismatch                 a table exists with other settings
+      ConfigError (ValueError)        a setting is wrong; found before anything starts
+        DataError                     a data file cannot be read; names file and line
+      TransportError                  the world broke
+        DialFailed                    no connection could be made
+        ConnectionLost                a connection ended without a goodbye
+      PeerMisbehaved                  the other side broke the protocol (chained to the wire error)
+      DeadlineExceeded (TimeoutError) time ran out
+        RequestTimeout                a push, pull or assign
+        BarrierTimeout                a barrier; names all the missing
+        JoinTimeout                   the cluster did not become complete
+      RequestRejected                 a server or the scheduler said no; carries the code
+        KeyRangeNotOwned  StaleIncarnation  NotInitialised  ShuttingDown  NameInUse  RemoteError
+      NodeFailed                      a node is lost, and with it the job or the call
+      Closed                          used after close, or after the job ended
+
+Facts are attributes; the message is made from them. Misuse is also a `ValueError` and a
+passed deadline also a `TimeoutError`, so that code without knowledge of aiops can catch them.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aiops_protocol.errors import ErrorCode
+
+__all__ = [
+    "AiopsError",
+    "BarrierTimeout",
+    "Closed",
+    "ConfigError",
+    "ConnectionLost",
+    "DataError",
+    "DeadlineExceeded",
+    "DialFailed",
+    "JoinTimeout",
+    "KeyRangeNotOwned",
+    "NameInUse",
+    "NodeFailed",
+    "NotInitialised",
+    "PeerMisbehaved",
+    "RemoteError",
+    "RequestRejected",
+    "RequestTimeout",
+    "ShuttingDown",
+    "StaleIncarnation",
+    "TableMismatch",
+    "TransportError",
+    "UsageError",
+    "rejection",
+]
+
+
+class AiopsError(Exception):
+    """Base of all errors of aiops."""
+
+
+class UsageError(AiopsError, ValueError):
+    """The call was wrong; it had no effect."""
+
+
+class TableMismatch(UsageError):
+    """A table of this name exists with other settings; the message names the difference."""
+
+
+class ConfigError(AiopsError, ValueError):
+    """A setting is wrong; nothing was started."""
+
+
+class DataError(ConfigError):
+    """A data file cannot be read as asked; the message names file and line."""
+
+
+class TransportError(AiopsError):
+    """The network or a process broke. `peer` names the other end.
+
+    `retryable` says whether the same call may succeed later.
+    """
+
+    def __init__(self, message: str, *, peer: str = "", retryable: bool = False) -> None:
+        super().__init__(message)
+        self.peer = peer
+        self.retryable = retryable
+
+
+class DialFailed(TransportError):
+    """No connection could be made."""
+
+
+class ConnectionLost(TransportError):
+    """A connection ended without a goodbye."""
+
+
+class PeerMisbehaved(AiopsError):
+    """The other side broke the protocol, or is no aiops node at all."""
+
+
+class DeadlineExceeded(AiopsError, TimeoutError):
+    """Time ran out. `operation` and `elapsed_s` say of what and after how long."""
+
+    def __init__(self, message: str, *, operation: str = "", elapsed_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.operation = operation
+        self.elapsed_s = elapsed_s
+
+
+class RequestTimeout(DeadlineExceeded):
+    """A push, pull or assign had no answer in time. A pull is safe to repeat."""
+
+
+class BarrierTimeout(DeadlineExceeded):
+    """Not everybody came to a barrier in time; `missing` lists all who did not."""
+
+    def __init__(
+        self, message: str, *, operation: str = "", elapsed_s: float = 0.0, missing: list[str]
+    ) -> None:
+        super().__init__(message, operation=operation, elapsed_s=elapsed_s)
+        self.missing = missing
+
+
+class JoinTimeout(DeadlineExceeded):
+    """The expected servers and workers did not register in time."""
+
+
+class RequestRejected(AiopsError):
+    """A server or the scheduler refused; `code` is the number it gave."""
+
+    def __init__(self, message: str, code: ErrorCode, *, retryable: bool = False) -> None:
+        super().__init__(message)
+        self.code = code
+        self.retryable = retryable
+
+
+class KeyRangeNotOwned(RequestRejected):
+    """A server was asked for keys that it does not hold."""
+
+
+class StaleIncarnation(RequestRejected):
+    """A newer process has taken this worker's name; this one may change nothing any more."""
+
+
+class NotInitialised(RequestRejected):
+    """The table has no values yet."""
+
+
+class ShuttingDown(RequestRejected):
+    """The node is ending."""
+
+
+class NameInUse(RequestRejected):
+    """A live worker has this name."""
+
+
+class RemoteError(RequestRejected):
+    """Code on the server (an optimizer, a memory limit) failed; its state is unchanged."""
+
+
+class NodeFailed(AiopsError):
+    """A node of the job is lost; `node` names it, for example `worker 2 (worker-2)`."""
+
+    def __init__(self, message: str, *, node: str = "") -> None:
+        super().__init__(message)
+        self.node = node
+
+
+class Closed(AiopsError):
+    """Used after it was closed, or after the job had ended."""
+
+
+_REJECTIONS: Final[dict[ErrorCode, type[RequestRejected]]] = {
+    ErrorCode.KEY_RANGE_NOT_OWNED: KeyRangeNotOwned,
+    ErrorCode.STALE_INCARNATION: StaleIncarnation,
+    ErrorCode.NOT_INITIALISED: NotInitialised,
+    ErrorCode.SHUTTING_DOWN: ShuttingDown,
+    ErrorCode.NAME_IN_USE: NameInUse,
+    ErrorCode.OPTIMIZER_FAILED: RemoteError,
+    ErrorCode.OUT_OF_MEMORY: RemoteError,
+    ErrorCode.INTERNAL: RemoteError,
+}
+_MISUSES: Final[dict[ErrorCode, type[UsageError]]] = {
+    ErrorCode.UNKNOWN_TABLE: UsageError,
+    ErrorCode.TABLE_MISMATCH: TableMismatch,
+    ErrorCode.NOT_FINITE: UsageError,
+    ErrorCode.INVALID_SETTING: UsageError,
+    ErrorCode.ALREADY_SEALED: UsageError,
+}
+
+
+def rejection(code: int, message: str) -> AiopsError:
+    """Return the error that stands for a refusal code on the wire."""
+    known = ErrorCode(code) if code in set(ErrorCode) else ErrorCode.INTERNAL
+    misuse = _MISUSES.get(known)
+    if misuse is not None:
+        return misuse(message)
+    return _REJECTIONS.get(known, RequestRejected)(message, known)

@@ -1,0 +1,157 @@
+"""The contract of a transport: streams of bytes between nodes, whatever carries them.
+
+A `Stream` is one open byte stream; a `StreamHandler` owns what arrives on it; a `Van` makes
+streams by dialling and listening. TCP, memory and simulated networks implement this same
+contract, and one test suite runs over all of them. Frames are not known here (see `link.py`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Final, NamedTuple, Protocol, TypeAlias
+
+from aiops_protocol.payload import Buffer
+
+__all__ = ["Accept", "Address", "Listener", "Stream", "StreamHandler", "Van"]
+
+WRITE_HIGH_WATER_BYTES: Final = 1024 * 1024
+"""A stream that has more than this unsent is full: one segment."""
+
+WRITE_LOW_WATER_BYTES: Final = 256 * 1024
+"""At or below this a stream that was full reports `drained`, early enough to stay busy."""
+
+
+class Address(NamedTuple):
+    """Host (name, IPv4 or IPv6 without brackets) and port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+class StreamHandler(Protocol):
+    """What a stream calls, always from the event loop, never from within `write`."""
+
+    def get_buffer(self) -> memoryview:
+        """Return writable memory for the next bytes; never empty."""
+        ...
+
+    def received(self, count: int) -> None:
+        """Take note that `count` bytes were put into what `get_buffer` returned."""
+        ...
+
+    def drained(self) -> None:
+        """The unsent bytes fell to the low-water mark after having been above the high one."""
+        ...
+
+    def lost(self, error: Exception | None) -> None:
+        """The stream has ended, by the peer (`None`: end of stream) or by an error.
+
+        Called exactly once for each stream, also after `close` and `abort`; nothing is
+        called after it.
+        """
+        ...
+
+
+class Stream(ABC):
+    """One open byte stream. All methods are synchronous and never block.
+
+    Attributes
+    ----------
+    local, remote
+        Addresses of the two ends, for messages.
+    pending_bytes
+        Bytes accepted by `write` and not yet taken by the kernel (or the other end).
+    """
+
+    local: str
+    remote: str
+
+    @property
+    @abstractmethod
+    def pending_bytes(self) -> int:
+        """Bytes accepted by `write` and not yet handed on."""
+
+    @property
+    def full(self) -> bool:
+        """Whether more than one segment is unsent: the owner should wait for `drained`."""
+        return self.pending_bytes > WRITE_HIGH_WATER_BYTES
+
+    @abstractmethod
+    def write(self, *buffers: Buffer, borrowed: bool = False) -> None:
+        """Send the buffers, in order, after everything written before.
+
+        Large writes go out at once as far as the kernel takes them; small ones of one turn of
+        the loop leave together. What could not be sent at once is copied before `write`
+        returns, unless `borrowed`: then the caller keeps the content unchanged until
+        `pending_bytes` is zero or `own` was called. After `close`, `abort` or the loss of the
+        stream, writing does nothing (`lost` tells).
+        """
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Hand everything to the kernel that it takes now, without waiting for the turn's end."""
+
+    @abstractmethod
+    def own(self) -> None:
+        """Copy all borrowed bytes that are still unsent: the lender wants its memory back."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Send what is pending, then end the stream; `lost(None)` follows.
+
+        Reading stops at once. A peer that does not read must not keep the stream alive: after
+        `CLOSE_TIMEOUT_S` it is aborted. Repeating it is harmless.
+        """
+
+    @abstractmethod
+    def abort(self) -> None:
+        """End the stream at once and drop what is pending; `lost` follows. Idempotent."""
+
+
+CLOSE_TIMEOUT_S: Final = 2.0
+"""How long a closing stream may take to send its last bytes."""
+
+Accept: TypeAlias = Callable[[Stream], StreamHandler]
+"""Makes the handler of a new stream; called before anything else of the stream."""
+
+
+class Listener(ABC):
+    """An open door; `address` is the real one, with the port that port 0 became."""
+
+    address: Address
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Accept nobody any more and free the port; open streams are not touched. Idempotent."""
+
+
+class Van(Protocol):
+    """Makes streams."""
+
+    async def listen(self, address: Address, accept: Accept) -> Listener:
+        """Open a door at `address`; port 0 takes a free port.
+
+        Raises
+        ------
+        ConfigError
+            The address is taken, not ours, or cannot be resolved; the message names it and
+            says what to do.
+        """
+        ...
+
+    async def dial(self, address: Address, accept: Accept) -> Stream:
+        """Open a stream to `address`, once, without retrying.
+
+        Cancelling leaves nothing behind.
+
+        Raises
+        ------
+        DialFailed
+            Nobody listens, the name does not resolve, or the network is unreachable.
+        """
+        ...

@@ -1,0 +1,128 @@
+"""Exactly-once bookkeeping: `Outbox` at the sender, `Inbox` at the receiver of mutations.
+
+A session is (worker, incarnation, customer, shard). Its mutations are numbered from 1; at
+most a window of them is unanswered. The inbox applies each number once, whatever is repeated
+or reordered across connections, and its memory is one counter and one window of bits.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from aiops_protocol.errors import ErrorCode
+from aiops_protocol.limits import WINDOW_MUTATIONS
+
+__all__ = ["Inbox", "Outbox", "Verdict"]
+
+
+class Outbox:
+    """Numbers the mutations of one session and knows which are unanswered."""
+
+    __slots__ = ("_next", "_unanswered", "window")
+
+    def __init__(self, window: int = WINDOW_MUTATIONS) -> None:
+        self.window = window
+        self._next = 1
+        self._unanswered: dict[int, None] = {}  # in order of sending
+
+    @property
+    def answered_below(self) -> int:
+        """All numbers below this one are answered or given up; the receiver may forget them."""
+        return next(iter(self._unanswered), self._next)
+
+    @property
+    def open(self) -> bool:
+        """Whether the window lets one more mutation out."""
+        return self._next - self.answered_below < self.window
+
+    def take(self) -> int:
+        """Number the mutation that is sent now."""
+        seq = self._next
+        self._next = seq + 1
+        self._unanswered[seq] = None
+        return seq
+
+    def answered(self, seq: int) -> None:
+        """Note an answer, or that nobody waits for one any more; repeats are harmless."""
+        self._unanswered.pop(seq, None)
+
+    def validate(self) -> None:
+        """Check what must always hold."""
+        assert len(self._unanswered) <= self.window
+        assert list(self._unanswered) == sorted(self._unanswered)
+        assert all(seq < self._next for seq in self._unanswered)
+
+
+class Verdict(Enum):
+    """What to do with a mutation that has arrived."""
+
+    APPLY = "apply"
+    DUPLICATE = "duplicate"
+    FENCED = "fenced"
+    OUT_OF_WINDOW = "out of window"
+
+
+class Inbox:
+    """Judges the mutations of one (worker, customer) at one shard; part of the shard's state.
+
+    Notes
+    -----
+    `judge` changes nothing except for a new incarnation, which starts from an empty record;
+    `record` must follow in the same step as the effect, without a wait in between.
+    """
+
+    __slots__ = ("_applied", "_base", "_refused", "incarnation", "window")
+
+    def __init__(self, incarnation: int = 0, window: int = WINDOW_MUTATIONS) -> None:
+        self.incarnation = incarnation
+        self.window = window
+        self._base = 0  # every number up to here is settled
+        self._applied = 0  # bit i: number base + 1 + i is settled
+        self._refused: dict[int, ErrorCode] = {}
+
+    def judge(self, incarnation: int, seq: int, answered_below: int) -> Verdict:
+        """Decide about mutation `seq`; `answered_below` is the sender's mark."""
+        if incarnation != self.incarnation:
+            if incarnation < self.incarnation:
+                return Verdict.FENCED
+            self.incarnation = incarnation
+            self._base = self._applied = 0
+            self._refused.clear()
+        if answered_below > self._base + 1:
+            self._advance(answered_below - 1)
+        if seq <= self._base or self._applied >> (seq - self._base - 1) & 1:
+            return Verdict.DUPLICATE
+        if seq > self._base + self.window:
+            return Verdict.OUT_OF_WINDOW
+        return Verdict.APPLY
+
+    def record(self, seq: int, code: ErrorCode = ErrorCode.OK) -> None:
+        """Note that `seq` has been applied, or refused with `code`; it never happens again."""
+        if code is not ErrorCode.OK:
+            self._refused[seq] = code
+        if seq == self._base + 1 and not self._applied:
+            self._base = seq
+            return
+        self._applied |= 1 << (seq - self._base - 1)
+        while self._applied & 1:
+            self._applied >>= 1
+            self._base += 1
+
+    def outcome(self, seq: int) -> ErrorCode:
+        """Return how a settled mutation ended, for the answer to its repeat."""
+        return self._refused.get(seq, ErrorCode.OK)
+
+    def _advance(self, base: int) -> None:
+        self._applied >>= base - self._base
+        self._base = base
+        for seq in [seq for seq in self._refused if seq <= base]:
+            del self._refused[seq]
+        while self._applied & 1:
+            self._applied >>= 1
+            self._base += 1
+
+    def validate(self) -> None:
+        """Check what must always hold."""
+        assert self._applied.bit_length() <= self.window
+        assert not self._applied & 1
+        assert len(self._refused) <= 2 * self.window

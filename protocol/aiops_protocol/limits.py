@@ -1,0 +1,80 @@
+"""Limits of the wire, each with a name and the reason for its number.
+
+Nothing here is configuration: these are the bounds that both sides may rely on.
+Settable limits (window sizes, deadlines) have their defaults here and travel in WELCOME.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+KiB: Final = 1024
+MiB: Final = 1024 * KiB
+
+PROTOCOL_VERSION_MIN: Final = 1
+PROTOCOL_VERSION_MAX: Final = 1
+
+PREFIX_BYTES: Final = 24
+"""Size of the fixed frame prefix: one read of it tells all lengths."""
+
+ALIGNMENT_BYTES: Final = 8
+"""Prefix and metadata are multiples of this, so that payloads of 8-byte keys stay aligned."""
+
+RANGES_PER_FRAME_MAX: Final = 2048
+"""32 KiB of ranges: half the staging buffer; a longer list travels in several frames."""
+
+META_BYTES_MAX: Final = 36 * KiB
+"""The fixed fields, 2,048 ranges of 16 bytes and the optional fields, rounded up."""
+
+STAGING_BYTES: Final = 64 * KiB
+"""Where small frames arrive: holds the largest metadata with its prefix, and one large read."""
+
+SEGMENT_BYTES: Final = 1 * MiB
+"""Size of the pieces of a large request: long enough to hide per-frame costs (8 us against
+0.3 ms on the wire), short enough that stock asyncio is not quadratic and control frames pass."""
+
+SEGMENT_ELEMENTS: Final = SEGMENT_BYTES // 4
+
+PAYLOAD_BYTES_MAX: Final = 4 * MiB
+"""Largest payload a data frame may declare: four segments, so that a codec whose output is
+longer than its input, or a peer with larger segments, still fits."""
+
+CONTROL_BYTES_MAX: Final = 1 * MiB
+"""Largest control message after authentication: a map of 65,536 ranges at 16 bytes."""
+
+HANDSHAKE_TIMEOUT_S: Final = 10.0
+"""From accept to READY. Below 10 s a burst of 128 joins on two cores was seen to fail elsewhere."""
+
+UNAUTHENTICATED_CONNECTIONS_MAX: Final = 1024
+"""128 workers of one host may connect in the same instant; strangers get no more than this."""
+
+CONNECTIONS_MAX: Final = 4096
+"""Per listener; also kept below 80 % of the process's file descriptors."""
+
+WINDOW_MUTATIONS: Final = 64
+"""Unacknowledged mutations of a session; the server remembers this many to recognise repeats."""
+
+WINDOW_BYTES: Final = 8 * MiB
+"""Bytes of pushes in flight on a connection without an answer: the bandwidth-delay product of
+1 Gbit/s at 64 ms, and two to eight segments in motion on a faster link."""
+
+PULL_WINDOW_BYTES: Final = 8 * MiB
+"""Bytes of pulls asked for and not yet received on a connection: bounds what a server can have
+waiting for a reader that stopped."""
+
+WORKERS_MAX: Final = 1024
+SERVERS_MAX: Final = 256
+TABLES_MAX: Final = 4096
+"""Bounds of the scheduler's tables: each entry costs it a few hundred bytes."""
+
+NAME_CHARS_MAX: Final = 64
+"""Names of nodes, tables and barriers: `[A-Za-z0-9._:-]`, printable in one log line."""
+
+BARRIERS_MAX: Final = 1024
+"""Barriers with somebody waiting; more at once is a loop that invents names."""
+
+TABLE_ELEMENTS_MAX: Final = 2**48
+"""Elements of a dense table: 1 PiB of float32, far above memory, far below 2**64."""
+
+CUSTOMERS_MAX: Final = 256
+"""Customers of one worker process; each costs a row of bookkeeping per shard."""

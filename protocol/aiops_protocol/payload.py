@@ -1,0 +1,25 @@
+"""float32 payloads: arrays <-> bytes without copying."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Buffer", "Float32Array", "as_bytes", "as_float32"]
+
+Float32Array: TypeAlias = NDArray[np.float32]
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+FLOAT32 = np.dtype("<f4")
+
+
+def as_bytes(array: Float32Array) -> memoryview:
+    """View a contiguous float32 array as bytes; nothing is copied."""
+    return memoryview(array).cast("B") if array.size else memoryview(b"")
+
+
+def as_float32(buffer: Buffer) -> Float32Array:
+    """View bytes as little-endian float32; the length must be a multiple of four."""
+    return np.frombuffer(buffer, FLOAT32)
