@@ -55,7 +55,6 @@ from aiops_protocol.limits import (
     CONTROL_BYTES_MAX,
     META_BYTES_MAX,
     PAYLOAD_BYTES_MAX,
-    PREFIX_BYTES,
     PROTOCOL_VERSION_MAX,
     RANGES_PER_FRAME_MAX,
 )

@@ -93,7 +93,7 @@ class Connection:
         Where large payloads are received (see `ReceiveBuffer`).
     """
 
-    __slots__ = ("_buffer", "_fixed", "_received", "_receivable", "_replies", "handshake", "state")
+    __slots__ = ("_buffer", "_fixed", "_receivable", "_received", "_replies", "handshake", "state")
 
     def __init__(
         self,
@@ -182,7 +182,9 @@ class Connection:
     def encode(self, frame: Frame) -> tuple[bytes, Buffer]:
         """Return the bytes of a frame to send; `LocalProtocolError` unless ready to send."""
         if self.state is not State.READY and self.state is not State.DRAINING:
-            raise LocalProtocolError(f"{frame} cannot be sent: the connection is {self.state.value}")
+            raise LocalProtocolError(
+                f"{frame} cannot be sent: the connection is {self.state.value}"
+            )
         return encode(frame)
 
     def ended(self) -> bool:

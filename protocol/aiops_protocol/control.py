@@ -31,8 +31,8 @@ __all__ = [
     "NodeReport",
     "OpenShard",
     "Refused",
-    "RoundHold",
     "RoundHeld",
+    "RoundHold",
     "RoundRelease",
     "ShardPart",
     "ShardReady",
@@ -250,7 +250,7 @@ class RoundRelease(_Message, frozen=True, tag=True, kw_only=True):
 
 
 class DeathQuery(_Message, frozen=True, tag=True, kw_only=True):
-    """Scheduler to servers: this worker is gone; up to which round did it seal your parts?"""
+    """Scheduler to servers: this worker is gone; tell up to which rounds it sealed your parts."""
 
     worker: Count
     incarnation: Count
@@ -338,7 +338,7 @@ class NodeReport(_Message, frozen=True, tag=True, kw_only=True):
 
 
 class StatusRequest(_Message, frozen=True, tag=True, kw_only=True):
-    """Observer to scheduler: how is the job?"""
+    """Observer to scheduler: tell how the job is doing."""
 
 
 class StatusReply(_Message, frozen=True, tag=True, kw_only=True):

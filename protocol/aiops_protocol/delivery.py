@@ -36,7 +36,7 @@ class Outbox:
         return self._next - self.answered_below < self.window
 
     def take(self) -> int:
-        """Number the mutation that is sent now."""
+        """Return the number of the mutation that is sent now."""
         seq = self._next
         self._next = seq + 1
         self._unanswered[seq] = None

@@ -36,8 +36,8 @@ from aiops_protocol.limits import (
 
 __all__ = [
     "GREETING_BYTES",
-    "HELLO_BYTES",
     "HANDSHAKE_MAGIC",
+    "HELLO_BYTES",
     "WELCOME_BYTES",
     "Authenticator",
     "ClientHandshake",
@@ -447,7 +447,7 @@ class ClientHandshake:
                 "the other side could not prove that it belongs to this cluster",
                 ErrorCode.AUTHENTICATION_FAILED,
             )
-        if not (0 < welcome.window_bytes and 0 < welcome.window_mutations):
+        if not (welcome.window_bytes and welcome.window_mutations):
             raise RemoteProtocolError("a welcome without a window")
         self.welcome = welcome
 

@@ -133,7 +133,8 @@ def cut_ranges(ranges: Ranges, bounds: Sequence[int]) -> Ranges:
     pieces = np.stack([marks[:-1], marks[1:]], axis=1)
     owner = np.searchsorted(ranges[:, 0], pieces[:, 0], side="right")
     inside = (owner > 0) & (pieces[:, 1] <= ranges[np.maximum(owner, 1) - 1, 1])
-    return pieces[inside]
+    kept: Ranges = pieces[inside]
+    return kept
 
 
 def flat_indices(ranges: Ranges, offset: int = 0) -> NDArray[np.int64]:
@@ -141,5 +142,6 @@ def flat_indices(ranges: Ranges, offset: int = 0) -> NDArray[np.int64]:
     begins = ranges[:, 0].astype(np.int64) - offset
     sizes = (ranges[:, 1] - ranges[:, 0]).astype(np.int64)
     total = int(sizes.sum())
-    firsts = np.repeat(begins - np.append(0, np.cumsum(sizes)[:-1]), sizes)
-    return np.arange(total, dtype=np.int64) + firsts
+    indices = np.arange(total, dtype=np.int64)
+    indices += np.repeat(begins - np.append(0, np.cumsum(sizes)[:-1]), sizes)
+    return indices

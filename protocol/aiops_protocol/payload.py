@@ -17,7 +17,7 @@ FLOAT32 = np.dtype("<f4")
 
 def as_bytes(array: Float32Array) -> memoryview:
     """View a contiguous float32 array as bytes; nothing is copied."""
-    return memoryview(array).cast("B") if array.size else memoryview(b"")
+    return array.data.cast("B") if array.size else memoryview(b"")
 
 
 def as_float32(buffer: Buffer) -> Float32Array:
