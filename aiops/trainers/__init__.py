@@ -1,0 +1,21 @@
+"""The built-in trainers: data readers, models and the loop behind `aiops train`.
+
+Everything here is plain numpy and works without a cluster; only `train` wants a worker.
+"""
+
+from aiops.trainers.batches import Batches
+from aiops.trainers.config import TrainConfig
+from aiops.trainers.data import Dataset, from_arrays, load
+from aiops.trainers.models import Linear, Mlp, Model, Softmax
+
+__all__ = [
+    "Batches",
+    "Dataset",
+    "Linear",
+    "Mlp",
+    "Model",
+    "Softmax",
+    "TrainConfig",
+    "from_arrays",
+    "load",
+]

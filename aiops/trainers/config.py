@@ -1,0 +1,208 @@
+"""How to train: the settings of one training run, checked, with defaults that suit each model.
+
+What lives here: `TrainConfig` and the choice of a model for a data set. What does not: the
+cluster (how many servers and workers), the data, and the loop that follows these settings.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from aiops.errors import ConfigError
+from aiops.optim import Optimizer, optimizer_from
+from aiops.optim.settings import number, whole
+from aiops.trainers.data import Dataset, Task
+from aiops.trainers.models import Linear, Mlp, Model, Softmax
+
+STEPS_MAX: Final = 2**31 - 1  # a year of steps at 70 a second
+BATCH_MAX: Final = 2**20
+HIDDEN_MAX: Final = 16_384  # units of a layer: two such layers are already 1 GiB of weights
+LAYERS_MAX: Final = 16
+CONSISTENCIES: Final = ("bsp", "asp")
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What a model trains well with when nothing else is asked for."""
+
+    task: Task
+    epochs: int
+    optimizer: str
+    lr: float
+
+
+# Each reaches its end on the digits and is stable on standardised data. 40 epochs of mlp with
+# four workers of batch 32 give 97.7 % on the digits test.
+MODELS: Final[Mapping[str, Defaults]] = {
+    "linear": Defaults("regression", epochs=40, optimizer="momentum", lr=0.01),
+    "softmax": Defaults("classification", epochs=40, optimizer="momentum", lr=0.05),
+    "mlp": Defaults("classification", epochs=40, optimizer="momentum", lr=0.05),
+}
+# The learning rate that goes with an optimizer other than the model's own.
+OPTIMIZERS: Final[Mapping[str, float]] = {"sgd": 0.1, "momentum": 0.05, "adam": 0.003}
+
+
+@dataclass(frozen=True, slots=True)
+class TrainConfig:
+    """Settings of a training run. What is `None` at first is replaced by the model's default.
+
+    Parameters
+    ----------
+    model
+        `linear`, `softmax` or `mlp`.
+    steps, epochs
+        How long to train: give one of them, or neither for the model's default. Steps are those
+        of each worker; an epoch is one pass over the rows of a worker.
+    batch_size
+        Rows per worker and step.
+    optimizer
+        `sgd`, `momentum` or `adam`.
+    lr
+        Learning rate.
+    momentum
+        Share of the velocity that is kept; only for the optimizer `momentum`.
+    seed
+        Decides the start and the order of the rows.
+    consistency
+        `bsp`: all workers step together. `asp`: nobody waits.
+    hidden
+        Units in each hidden layer; only for the model `mlp`.
+    target_loss
+        Stop as soon as the loss on the train rows is at most this.
+    patience
+        Stop when this many checks in a row have not found a lower loss.
+    check_every
+        Steps between two checks of the loss.
+    max_seconds
+        Stop at the first step boundary after this much time.
+    """
+
+    model: str = "softmax"
+    steps: int | None = None
+    epochs: int | None = None
+    batch_size: int = 32
+    optimizer: str | None = None
+    lr: float | None = None
+    momentum: float = 0.9
+    seed: int = 0
+    consistency: str = "bsp"
+    hidden: tuple[int, ...] = (256, 128)
+    target_loss: float | None = None
+    patience: int | None = None
+    check_every: int = 20
+    max_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        """Fill in the defaults of the model and check everything."""
+        if self.model not in MODELS:
+            raise _refused("model", self.model, f"one of {', '.join(MODELS)}")
+        if self.consistency not in CONSISTENCIES:
+            raise _refused("consistency", self.consistency, f"one of {', '.join(CONSISTENCIES)}")
+        defaults = MODELS[self.model]
+        if self.steps is not None and self.epochs is not None:
+            raise ConfigError(
+                f"train: steps ({self.steps}) and epochs ({self.epochs}) are both given; give one"
+            )
+        if self.steps is None and self.epochs is None:
+            self._set("epochs", defaults.epochs)
+        if self.optimizer is None:
+            self._set("optimizer", defaults.optimizer)
+        elif self.optimizer not in OPTIMIZERS:
+            raise _refused("optimizer", self.optimizer, f"one of {', '.join(OPTIMIZERS)}")
+        if self.lr is None:
+            own = self.optimizer == defaults.optimizer
+            self._set("lr", defaults.lr if own else OPTIMIZERS[str(self.optimizer)])
+        for name, most in (("steps", STEPS_MAX), ("epochs", STEPS_MAX), ("patience", STEPS_MAX)):
+            if getattr(self, name) is not None:
+                self._set(name, whole("train", name, getattr(self, name), at_least=1, at_most=most))
+        for name, most in (("batch_size", BATCH_MAX), ("check_every", STEPS_MAX)):
+            self._set(name, whole("train", name, getattr(self, name), at_least=1, at_most=most))
+        self._set("seed", whole("train", "seed", self.seed))
+        for name in ("target_loss", "max_seconds"):
+            if getattr(self, name) is not None:
+                self._set(name, number("train", name, getattr(self, name), above=0.0))
+        self._set("hidden", _checked_hidden(self.hidden))
+        self.make_optimizer()  # checks lr and momentum, and names them
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    @property
+    def task(self) -> Task:
+        """What the model predicts: a class or a number. `load` wants to know."""
+        return MODELS[self.model].task
+
+    def make_optimizer(self) -> Optimizer:
+        """Return the updater that the servers shall use."""
+        settings: dict[str, object] = {"lr": self.lr}
+        if self.optimizer == "momentum":
+            settings["momentum"] = self.momentum
+        return optimizer_from(str(self.optimizer), settings)
+
+    def make_model(self, dataset: Dataset) -> Model:
+        """Return the model in the size that fits a data set.
+
+        Raises
+        ------
+        ConfigError
+            The data set was loaded for another task.
+        """
+        if dataset.task != self.task:
+            raise ConfigError(
+                f"the model {self.model!r} is for {self.task} but {dataset.name} was loaded for "
+                f"{dataset.task}; load it with task={self.task!r}"
+            )
+        match self.model:
+            case "linear":
+                return Linear(dataset.features, dataset.target_scale)
+            case "softmax":
+                return Softmax(dataset.features, dataset.classes)
+            case _:
+                return Mlp(dataset.features, dataset.classes, self.hidden)
+
+    def planned_steps(self, per_epoch: int) -> int:
+        """Return how many steps each worker shall take.
+
+        Parameters
+        ----------
+        per_epoch
+            Steps in an epoch.
+        """
+        if self.steps is not None:
+            return self.steps
+        assert self.epochs is not None
+        return self.epochs * per_epoch
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all settings as plain values, for JSON."""
+        return {**dataclasses.asdict(self), "hidden": list(self.hidden)}
+
+    @classmethod
+    def from_dict(cls, settings: Mapping[str, Any]) -> TrainConfig:
+        """Rebuild settings from `to_dict`.
+
+        Raises
+        ------
+        ConfigError
+            An unknown or bad setting.
+        """
+        unknown = settings.keys() - {field.name for field in dataclasses.fields(cls)}
+        if unknown:
+            raise ConfigError(f"train: unknown settings {', '.join(sorted(unknown))}")
+        return cls(**settings)
+
+
+def _refused(name: str, value: object, rule: str) -> ConfigError:
+    return ConfigError(f"train: {name} is {value!r}; it must be {rule}")
+
+
+def _checked_hidden(hidden: object) -> tuple[int, ...]:
+    layers = hidden if isinstance(hidden, list | tuple) else None
+    if layers is None or len(layers) > LAYERS_MAX:
+        raise _refused("hidden", hidden, f"at most {LAYERS_MAX} sizes of layers, as (256, 128)")
+    return tuple(
+        whole("train", "hidden", units, at_least=1, at_most=HIDDEN_MAX) for units in layers
+    )
