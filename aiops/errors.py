@@ -16,6 +16,7 @@
       RequestRejected                 a server or the scheduler said no; carries the code
         KeyRangeNotOwned  StaleIncarnation  NotInitialised  ShuttingDown  NameInUse  RemoteError
       NodeFailed                      a node is lost, and with it the job or the call
+      TrainingDiverged                the loss of a built-in trainer is no number any more
       Closed                          used after close, or after the job ended
 
 Facts are attributes; the message is made from them. Misuse is also a `ValueError` and a
@@ -49,6 +50,7 @@ __all__ = [
     "ShuttingDown",
     "StaleIncarnation",
     "TableMismatch",
+    "TrainingDiverged",
     "TransportError",
     "UsageError",
     "rejection",
@@ -165,6 +167,10 @@ class NodeFailed(AiopsError):
     def __init__(self, message: str, *, node: str = "") -> None:
         super().__init__(message)
         self.node = node
+
+
+class TrainingDiverged(AiopsError):
+    """A built-in trainer's loss became infinite or NaN: its learning rate is too high."""
 
 
 class Closed(AiopsError):
