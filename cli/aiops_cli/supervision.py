@@ -53,7 +53,7 @@ class JobEnded:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """The launcher itself was told to end."""
+    """The launcher itself was told to end, for the first time."""
 
     signum: int
 
@@ -192,10 +192,8 @@ class Supervision:
         return []
 
     def _interrupted(self, signum: int, now: float) -> list[Action]:
-        if self.phase is Phase.ENDED:
-            return []
-        if self._interrupted_by is not None:
-            return self._kill(now)
+        if self.phase is Phase.ENDED or self._interrupted_by is not None:
+            return []  # a second signal ends the launcher itself, and its children with it
         self._interrupted_by = signum
         name = signal.Signals(signum).name
         return [EndJob(f"the launcher received {name}"), *self._stop(signum, now)]

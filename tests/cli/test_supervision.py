@@ -116,15 +116,16 @@ def test_losing_everyone_is_a_failure() -> None:
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_is_passed_on_and_the_second_kills(
+def test_a_signal_is_passed_on_and_then_time_runs_out(
     launch: Supervision, signum: int, code: int
 ) -> None:
     assert sent([*launch.handle(Interrupted(signum), 1.0)]) == [((*WORKERS, *SERVERS), signum)]
     launch.handle(ChildExited("worker-0", 1), 1.1)
     everyone = (*WORKERS[1:], *SERVERS)
-    assert sent([*launch.handle(Interrupted(signum), 1.2)]) == [(everyone, signal.SIGKILL)]
+    actions = launch.handle(DeadlineReached(), 1.0 + STOP_GRACE_S)
+    assert sent([*actions]) == [(everyone, signal.SIGKILL)]
     for name in everyone:
-        launch.handle(ChildExited(name, -9), 1.3)
+        launch.handle(ChildExited(name, -9), 9.3)
     assert launch.exit_code == code
 
 
