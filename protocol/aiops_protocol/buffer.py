@@ -12,10 +12,11 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Final, TypeAlias
 
+import numpy as np
 from crc32c import crc32c
 
-from aiops_protocol.codec import MAGIC, Prefix, decode_body, decode_prefix
-from aiops_protocol.errors import BadMagic, ChecksumMismatch
+from aiops_protocol.codec import MAGIC, Prefix, announce, decode_body, decode_prefix
+from aiops_protocol.errors import BadMagic, ChecksumMismatch, LocalProtocolError
 from aiops_protocol.frames import Frame
 from aiops_protocol.limits import PREFIX_BYTES, STAGING_BYTES
 
@@ -33,7 +34,11 @@ NEED_DATA: Final = NeedData.NEED_DATA
 
 Destination: TypeAlias = Callable[[Frame, int], memoryview | None]
 """Called with a frame whose payload is still on its way and its size in bytes; returns the
-writable memory of exactly that size to receive it into, or `None` for fresh memory."""
+writable memory of exactly that size to receive it into, or `None` for fresh memory.
+
+The metadata is checked but its CRC is not known yet, so what the frame says may be believed
+only as far as writing into that memory goes: the frame itself follows from `next_frame`, or an
+error does. A payload that arrived whole with its header is not asked about."""
 
 LOOKAHEAD_BYTES: Final = 16 * 1024
 """How much to read after a large payload: the next header, and little of its payload, which
@@ -91,11 +96,27 @@ class ReceiveBuffer:
             self._read = self._write = 0
         elif self._write == STAGING_BYTES or self._read > STAGING_BYTES // 2:
             rest = self._write - self._read
+            if rest == STAGING_BYTES:
+                raise LocalProtocolError("frames must be taken before more bytes are received")
             self._staging[:rest] = self._staging[self._read : self._write].tobytes()
             self._read, self._write = 0, rest
         if self._streaming:
             return self._staging[self._write : self._write + LOOKAHEAD_BYTES]
         return self._staging[self._write :]
+
+    def abandon(self, memory: memoryview) -> None:
+        """Never write to this memory again: the caller wants it back.
+
+        A payload that is being received into it, or into a part of it, goes on in fresh memory
+        and its frame is delivered as if nothing had happened. Costs a copy of what has arrived;
+        without effect if no payload is on its way there. Not between `get_buffer` and
+        `received`, while the bytes are being put into the memory.
+        """
+        payload = self._payload
+        if payload is not None and memory.nbytes and np.may_share_memory(memory, payload):
+            fresh = _fresh_memory(len(payload))
+            fresh[: self._filled] = payload[: self._filled]
+            self._payload = fresh
 
     def received(self, count: int) -> None:
         """Note that `count` bytes were put into what `get_buffer` returned."""
@@ -151,11 +172,15 @@ class ReceiveBuffer:
         meta_end = start + prefix.meta_bytes
         self._meta = bytes(self._staging[start:meta_end])
         memory = None
-        if prefix.known and self._destination is not None:
-            announced = decode_body(prefix, self._meta)
+        announced = announce(prefix, self._meta)  # also checks: no memory for nonsense
+        if announced is not None and self._destination is not None:
             memory = self._destination(announced, prefix.payload_bytes)
         if memory is None:
-            memory = memoryview(bytearray(prefix.payload_bytes))
+            memory = _fresh_memory(prefix.payload_bytes)
+        elif memory.readonly or memory.itemsize != 1 or memory.shape != (prefix.payload_bytes,):
+            raise LocalProtocolError(
+                f"{announced}: the memory for its payload is not {prefix.payload_bytes} bytes"
+            )
         staged = self._staging[meta_end : self._write]
         memory[: len(staged)] = staged
         self._payload = memory
@@ -176,3 +201,8 @@ class ReceiveBuffer:
         if not prefix.known:
             return self.next_frame()
         return decode_body(prefix, self._meta, payload)
+
+
+def _fresh_memory(size: int) -> memoryview:
+    # Not zeroed: the kernel gives pages only as bytes arrive, so a length alone costs nothing.
+    return np.empty(size, np.uint8).data

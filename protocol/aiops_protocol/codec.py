@@ -1,4 +1,4 @@
-"""Frames <-> bytes. All struct formats of frames are here, each written once.
+"""Frames <-> bytes: one encoder and one decoder per family of frames.
 
     prefix     24 bytes: magic, version, kind, flags, lengths, CRC of the body, CRC of these
     metadata   fixed fields of the kind, then ranges, then optional fields
@@ -31,11 +31,11 @@ from aiops_protocol.errors import (
 from aiops_protocol.frames import (
     CRITICAL_FLAGS,
     FIRST_OPTIONAL_KIND,
+    OPTIONAL_FLAGS,
     Ack,
     Assign,
     Codec,
     Control,
-    Flag,
     Frame,
     Goodbye,
     Kind,
@@ -51,39 +51,48 @@ from aiops_protocol.frames import (
     Seal,
     Value,
 )
+from aiops_protocol.layout import (
+    GOODBYE,
+    HAS_WORDS,
+    KEY_LIST,
+    KEY_MAX,
+    KNOWN_FLAGS,
+    KNOWN_OPTIONAL,
+    MAGIC,
+    PAYLOAD_MAX,
+    PREFIX,
+    PREFIX_CRC,
+    PREFIX_WITH_CRC,
+    RANGE,
+    REPLY,
+    REQUEST,
+    WORD,
+    WORD_FLAGS,
+)
 from aiops_protocol.limits import (
     CONTROL_BYTES_MAX,
     META_BYTES_MAX,
-    PAYLOAD_BYTES_MAX,
     PROTOCOL_VERSION_MAX,
     RANGES_PER_FRAME_MAX,
+    TEXT_BYTES_MAX,
 )
 from aiops_protocol.payload import Buffer
 
-__all__ = ["MAGIC", "Prefix", "decode_body", "decode_prefix", "encode"]
+__all__ = ["MAGIC", "Prefix", "announce", "decode_body", "decode_prefix", "encode"]
 
-MAGIC: Final = b"\x8bAPS"
-"""The first byte is neither ASCII (HTTP, SSH) nor a TLS record type."""
+_REQUEST_BYTES: Final = REQUEST.size
+_REPLY_BYTES: Final = REPLY.size
 
-_PREFIX: Final = struct.Struct("<4sBBHIII")
-_PREFIX_CRC: Final = struct.Struct("<I")
-_REQUEST: Final = struct.Struct("<QQQQIIHBBI")
-_REPLY: Final = struct.Struct("<QQQIIHBBI")
-_RANGE: Final = struct.Struct("<QQ")
-_WORD: Final = struct.Struct("<Q")
-_GOODBYE: Final = struct.Struct("<II")
-
-_REQUEST_BYTES: Final = _REQUEST.size
-_REPLY_BYTES: Final = _REPLY.size
-
-TEXT_BYTES_MAX: Final = 1024
-"""A refusal is a sentence, not a document."""
+# Bound once: a call through an imported name makes a method object each time (0.1 us a frame).
+_pack_prefix, _unpack_prefix = PREFIX.pack, PREFIX_WITH_CRC.unpack_from
+_pack_crc = PREFIX_CRC.pack
+_pack_request, _unpack_request = REQUEST.pack, REQUEST.unpack_from
+_pack_reply, _unpack_reply = REPLY.pack, REPLY.unpack_from
+_pack_range, _unpack_range = RANGE.pack, RANGE.unpack_from
+_pack_word, _unpack_word = WORD.pack, WORD.unpack_from
 
 _control_encoder = msgspec.msgpack.Encoder()
 _control_decoder: msgspec.msgpack.Decoder[ControlMessage] = msgspec.msgpack.Decoder(ControlMessage)
-
-KEY_MAX: Final = 2**64 - 1
-"""2**64-1 is never a key, so that the end of a range always fits."""
 
 _REQUESTS: Final[Mapping[int, type[Request]]] = {
     Kind.PUSH: Push,
@@ -97,29 +106,6 @@ _REPLIES: Final[Mapping[int, type[Reply]]] = {
     Kind.ACK: Ack,
     Kind.REJECT: Reject,
     Kind.PARKED: Parked,
-}
-_PAYLOAD_MAX: Final[Mapping[int, int]] = {
-    Kind.PUSH: PAYLOAD_BYTES_MAX,
-    Kind.PULL: 8 * RANGES_PER_FRAME_MAX,
-    Kind.PUSH_PULL: PAYLOAD_BYTES_MAX,
-    Kind.ASSIGN: PAYLOAD_BYTES_MAX,
-    Kind.SEAL: 0,
-    Kind.VALUE: PAYLOAD_BYTES_MAX,
-    Kind.ACK: 0,
-    Kind.REJECT: TEXT_BYTES_MAX,
-    Kind.PARKED: 4 * 1024,
-    Kind.CONTROL: CONTROL_BYTES_MAX,
-    Kind.PING: 0,
-    Kind.PONG: 0,
-    Kind.GOODBYE: TEXT_BYTES_MAX,
-}
-_KNOWN_FLAGS: Final[Mapping[int, int]] = {
-    **dict.fromkeys(
-        (Kind.PUSH, Kind.PULL, Kind.PUSH_PULL),
-        int(Flag.KEY_LIST | Flag.CODEC_PARAMETERS | Flag.DEADLINE | Flag.BASE_VERSION),
-    ),
-    Kind.ASSIGN: int(Flag.KEY_LIST | Flag.CODEC_PARAMETERS | Flag.DEADLINE | Flag.INITIAL),
-    Kind.SEAL: int(Flag.CONTRIBUTED | Flag.FINAL | Flag.DEADLINE),
 }
 
 
@@ -135,7 +121,10 @@ class Prefix(NamedTuple):
     @property
     def known(self) -> bool:
         """False for an optional kind of a later version, to be skipped."""
-        return self.kind in _PAYLOAD_MAX
+        return self.kind in PAYLOAD_MAX
+
+
+_new_tuple: Final = tuple.__new__  # Prefix(...) itself goes through Python and costs 0.1 us more
 
 
 def decode_prefix(buffer: Buffer, offset: int = 0) -> Prefix:
@@ -146,22 +135,21 @@ def decode_prefix(buffer: Buffer, offset: int = 0) -> Prefix:
     BadMagic, UnsupportedVersion, ChecksumMismatch, UnknownKind, FrameTooLarge
         In that order of checking; no length is believed before the CRC holds.
     """
-    magic, version, kind, flags, meta_bytes, payload_bytes, body_crc = _PREFIX.unpack_from(
+    magic, version, kind, flags, meta_bytes, payload_bytes, body_crc, prefix_crc = _unpack_prefix(
         buffer, offset
     )
     if magic != MAGIC:
         raise BadMagic(f"the peer sent {bytes(magic).hex()}, not the start of an aiops frame")
-    (prefix_crc,) = _PREFIX_CRC.unpack_from(buffer, offset + 20)
-    if crc32c(memoryview(buffer)[offset : offset + 20]) != prefix_crc:
-        raise ChecksumMismatch("the CRC-32C of a frame prefix is wrong")
     if version > PROTOCOL_VERSION_MAX or version == 0:
         raise UnsupportedVersion(f"frame of protocol version {version}")
-    payload_max = _PAYLOAD_MAX.get(kind)
+    if crc32c(memoryview(buffer)[offset : offset + 20]) != prefix_crc:
+        raise ChecksumMismatch("the CRC-32C of a frame prefix is wrong")
+    payload_max = PAYLOAD_MAX.get(kind)
     if payload_max is None:
         if kind < FIRST_OPTIONAL_KIND:
             raise UnknownKind(f"frame kind {kind} is critical and not known to this version")
         payload_max = CONTROL_BYTES_MAX
-    elif flags & CRITICAL_FLAGS & ~_KNOWN_FLAGS.get(kind, 0):
+    elif flags & CRITICAL_FLAGS & ~KNOWN_FLAGS.get(kind, 0):
         raise UnknownKind(f"critical flags {flags & CRITICAL_FLAGS:#x} on frame kind {kind}")
     if meta_bytes > META_BYTES_MAX:
         raise FrameTooLarge(f"{meta_bytes} bytes of metadata, at most {META_BYTES_MAX} allowed")
@@ -169,14 +157,13 @@ def decode_prefix(buffer: Buffer, offset: int = 0) -> Prefix:
         raise FrameTooLarge(
             f"{payload_bytes} bytes of payload in frame kind {kind}, at most {payload_max} allowed"
         )
-    return Prefix(kind, flags, meta_bytes, payload_bytes, body_crc)
+    return _new_tuple(Prefix, (kind, flags, meta_bytes, payload_bytes, body_crc))
 
 
 def decode_body(prefix: Prefix, meta: Buffer, payload: Buffer = b"") -> Frame:
     """Build the frame from its checked prefix, whole metadata and payload.
 
     The CRC of the body is the caller's to check, because a large payload arrives in pieces.
-    With a payload still on its way, pass none: the frame then tells where the payload belongs.
 
     Raises
     ------
@@ -190,7 +177,36 @@ def decode_body(prefix: Prefix, meta: Buffer, payload: Buffer = b"") -> Frame:
     reply = _REPLIES.get(kind)
     if reply is not None:
         return _decode_reply(reply, prefix, meta, payload)
-    return _SIMPLE[kind](meta, payload)
+    return _SIMPLE[kind](meta[: len(meta) - _words_after(prefix, meta)], payload)
+
+
+def announce(prefix: Prefix, meta: Buffer) -> Frame | None:
+    """Check the metadata of a frame whose payload is still on its way.
+
+    Returns
+    -------
+    frame : Frame or None
+        The frame without its payload (and without its key list, which is part of it): it tells
+        where the payload belongs. `None` for a kind whose payload has no owner yet.
+
+    Raises
+    ------
+    MalformedFrame
+        The metadata is wrong already, so nothing needs to be allocated for the payload.
+    """
+    if prefix.kind in _REQUESTS or prefix.kind in _REPLIES:
+        return decode_body(prefix, meta)
+    if prefix.kind == Kind.CONTROL:
+        _check_no_metadata(meta[: len(meta) - _words_after(prefix, meta)])
+    return None
+
+
+def _words_after(prefix: Prefix, meta: Buffer) -> int:
+    """Return the bytes of optional words at the end of metadata that has no use for any."""
+    size = 8 * (prefix.flags & OPTIONAL_FLAGS).bit_count()
+    if size > len(meta):
+        raise MalformedFrame("the metadata ends within an optional field")
+    return size
 
 
 def _decode_request(cls: type[Request], prefix: Prefix, meta: Buffer, payload: Buffer) -> Frame:
@@ -198,17 +214,21 @@ def _decode_request(cls: type[Request], prefix: Prefix, meta: Buffer, payload: B
     if size < _REQUEST_BYTES:
         raise MalformedFrame(f"{size} bytes of metadata in a {cls.__name__}")
     (request_id, seq, answered_below, clock, epoch, table, session, codec, level, count) = (
-        _REQUEST.unpack_from(meta)
+        _unpack_request(meta)
     )
     if count > RANGES_PER_FRAME_MAX:
         raise MalformedFrame(f"{count} ranges or keys, at most {RANGES_PER_FRAME_MAX} in a frame")
     if codec != Codec.RAW:
         raise MalformedFrame(f"codec {codec} is not known to this version")
+    if prefix.payload_bytes & 3:
+        raise MalformedFrame(f"{prefix.payload_bytes} bytes of payload are not whole float32")
+    if cls is Pull and prefix.payload_bytes != (8 * count if flags & KEY_LIST else 0):
+        raise MalformedFrame(f"{prefix.payload_bytes} bytes of payload in a Pull of {count} keys")
     offset = _REQUEST_BYTES
     ranges: Buffer = b""
     keys: Buffer = b""
     begin = end = 0
-    if flags & _KEY_LIST:
+    if flags & KEY_LIST:
         if 8 * count > prefix.payload_bytes:
             raise MalformedFrame(f"{count} keys do not fit {prefix.payload_bytes} payload bytes")
         if payload:
@@ -216,16 +236,17 @@ def _decode_request(cls: type[Request], prefix: Prefix, meta: Buffer, payload: B
     elif count == 1:
         if size < offset + 16:
             raise MalformedFrame("the metadata ends within a key range")
-        begin, end = _RANGE.unpack_from(meta, offset)
+        begin, end = _unpack_range(meta, offset)
         if begin >= end:
             raise MalformedFrame(f"key range [{begin}, {end}) is empty or reversed")
         offset += 16
     elif count:
         ranges, begin, end = _decode_ranges(meta, offset, count)
         offset += 16 * count
-    optional: Sequence[int] = _ABSENT
-    if flags & _OPTIONAL_MASK:
-        optional, offset = _decode_optional(flags, meta, offset)
+    words: Sequence[int] = _ABSENT
+    if flags & HAS_WORDS:
+        words, offset = _decode_words(flags, meta, offset)
+        flags &= KNOWN_FLAGS[prefix.kind]
     if offset != size:
         raise MalformedFrame(f"{size - offset} bytes of metadata that belong to nothing")
     return cls(  # type: ignore[return-value]  # the five subclasses of Request are all Frames
@@ -243,31 +264,27 @@ def _decode_request(cls: type[Request], prefix: Prefix, meta: Buffer, payload: B
         ranges=ranges,
         keys=keys,
         flags=flags,
-        codec_parameters=optional[0],
-        deadline_ms=optional[1],
-        base_version=optional[2],
+        codec_parameters=words[0],
+        deadline_ms=words[1],
+        base_version=words[2],
         payload=payload,
     )
-
-
-# Plain integers: `&` with an IntFlag costs a microsecond and a request has few.
-_KEY_LIST: Final = int(Flag.KEY_LIST)
-_OPTIONAL_FIELDS: Final = (int(Flag.CODEC_PARAMETERS), int(Flag.DEADLINE), int(Flag.BASE_VERSION))
-_OPTIONAL_MASK: Final = sum(_OPTIONAL_FIELDS)
 
 
 _ABSENT: Final = (0, 0, 0)
 
 
-def _decode_optional(flags: int, meta: Buffer, offset: int) -> tuple[list[int], int]:
-    optional = [0, 0, 0]
-    for index, flag in enumerate(_OPTIONAL_FIELDS):
-        if flags & flag:
-            if len(meta) < offset + 8:
-                raise MalformedFrame("the metadata ends within an optional field")
-            (optional[index],) = _WORD.unpack_from(meta, offset)
-            offset += 8
-    return optional, offset
+def _decode_words(flags: int, meta: Buffer, offset: int) -> tuple[list[int], int]:
+    """Read the 8-byte words of these flags; those of unknown flags are skipped."""
+    unknown = (flags & OPTIONAL_FLAGS & ~KNOWN_OPTIONAL).bit_count()
+    known = [flag for flag in WORD_FLAGS if flags & flag]
+    if len(meta) < offset + 8 * (len(known) + unknown):
+        raise MalformedFrame("the metadata ends within an optional field")
+    words = [0, 0, 0]
+    for flag in known:
+        (words[WORD_FLAGS.index(flag)],) = _unpack_word(meta, offset)
+        offset += 8
+    return words, offset + 8 * unknown
 
 
 def _decode_ranges(meta: Buffer, offset: int, count: int) -> tuple[Buffer, int, int]:
@@ -289,13 +306,14 @@ def _decode_keys(payload: Buffer, count: int) -> tuple[Buffer, Buffer]:
 
 
 def _decode_reply(cls: type[Reply], prefix: Prefix, meta: Buffer, payload: Buffer) -> Frame:
-    if prefix.meta_bytes != _REPLY_BYTES:
+    words = _words_after(prefix, meta) if prefix.flags else 0
+    if prefix.meta_bytes - words != _REPLY_BYTES:
         raise MalformedFrame(f"{prefix.meta_bytes} bytes of metadata in a {cls.__name__}")
-    (request_id, seq, version, epoch, table, session, codec, status, count) = _REPLY.unpack_from(
-        meta
-    )
+    (request_id, seq, version, epoch, table, session, codec, status, count) = _unpack_reply(meta)
     if codec != Codec.RAW:
         raise MalformedFrame(f"codec {codec} is not known to this version")
+    if prefix.payload_bytes & 3 and cls is not Reject:
+        raise MalformedFrame(f"{prefix.payload_bytes} bytes of payload in a {cls.__name__}")
     return cls(  # type: ignore[return-value]  # the four subclasses of Reply are all Frames
         request_id=request_id,
         seq=seq,
@@ -306,14 +324,17 @@ def _decode_reply(cls: type[Reply], prefix: Prefix, meta: Buffer, payload: Buffe
         codec=codec,
         status=status,
         count=count,
-        flags=prefix.flags,
         payload=payload,
     )
 
 
-def _decode_control(meta: Buffer, payload: Buffer) -> Frame:
+def _check_no_metadata(meta: Buffer) -> None:
     if len(meta):
-        raise MalformedFrame("a control frame carries no metadata")
+        raise MalformedFrame(f"{len(meta)} bytes of metadata in a Control, which has none")
+
+
+def _decode_control(meta: Buffer, payload: Buffer) -> Frame:
+    _check_no_metadata(meta)
     try:
         return Control(_control_decoder.decode(payload))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -324,7 +345,7 @@ def _decode_token(cls: type[Ping] | type[Pong]) -> Callable[[Buffer, Buffer], Fr
     def decode(meta: Buffer, payload: Buffer) -> Frame:
         if len(meta) != 8:
             raise MalformedFrame(f"{len(meta)} bytes of metadata in a {cls.__name__}")
-        return cls(_WORD.unpack(meta)[0])
+        return cls(_unpack_word(meta)[0])
 
     return decode
 
@@ -332,7 +353,7 @@ def _decode_token(cls: type[Ping] | type[Pong]) -> Callable[[Buffer, Buffer], Fr
 def _decode_goodbye(meta: Buffer, payload: Buffer) -> Frame:
     if len(meta) != 8:
         raise MalformedFrame(f"{len(meta)} bytes of metadata in a Goodbye")
-    code, _ = _GOODBYE.unpack(meta)
+    code, _ = GOODBYE.unpack(meta)
     return Goodbye(code, bytes(payload).decode("utf-8", "replace"))
 
 
@@ -350,45 +371,58 @@ def encode(frame: Frame) -> tuple[bytes, Buffer]:
     Raises
     ------
     LocalProtocolError
-        The frame is larger than any receiver accepts.
+        No receiver would accept the frame: it is too large, or a field is out of its range.
     """
-    if isinstance(frame, Request):
-        meta, payload = _encode_request(frame)
-        flags = frame.flags
-    elif isinstance(frame, Reply):
-        meta, payload, flags = _encode_reply(frame), frame.payload, frame.flags
-    else:
-        meta, payload = _encode_simple(frame)
-        flags = 0
     kind = frame.kind
+    flags = 0
+    try:
+        if isinstance(frame, Request):
+            meta, payload = _encode_request(frame)
+            flags = frame.flags
+            if flags and flags & ~KNOWN_FLAGS[kind]:
+                raise LocalProtocolError(f"{frame}: flags {flags:#x} are not for a {kind.name}")
+        elif isinstance(frame, Reply):
+            meta, payload = _encode_reply(frame), frame.payload
+        else:
+            meta, payload = _encode_simple(frame)
+    except (struct.error, OverflowError, UnicodeEncodeError) as error:
+        raise LocalProtocolError(f"{frame}: a field does not fit its place: {error}") from error
     size = len(payload)
-    if size > _PAYLOAD_MAX[kind]:
+    if size > PAYLOAD_MAX[kind]:
         raise LocalProtocolError(
-            f"{frame}: {size} bytes of payload, at most {_PAYLOAD_MAX[kind]} are allowed"
+            f"{frame}: {size} bytes of payload, at most {PAYLOAD_MAX[kind]} are allowed"
         )
     crc = crc32c(meta)
     if size:
         crc = crc32c(payload, crc)
-    prefix = _PREFIX.pack(MAGIC, PROTOCOL_VERSION_MAX, kind, flags, len(meta), size, crc)
-    return b"".join((prefix, _PREFIX_CRC.pack(crc32c(prefix)), meta)), payload
+    prefix = _pack_prefix(MAGIC, PROTOCOL_VERSION_MAX, kind, flags, len(meta), size, crc)
+    return b"".join((prefix, _pack_crc(crc32c(prefix)), meta)), payload
 
 
 def _encode_request(frame: Request) -> tuple[bytes, Buffer]:
     payload = frame.payload
     ranges: Buffer = frame.ranges
-    if frame.flags & _KEY_LIST:
+    if frame.flags & KEY_LIST:
+        if ranges or frame.end or len(frame.keys) % 8:
+            raise LocalProtocolError(f"{frame}: with KEY_LIST, whole 8-byte keys and no ranges")
         count = len(frame.keys) // 8
         payload = b"".join((frame.keys, payload))
     elif ranges:
         count = len(ranges) // 16
+        if len(ranges) % 16:
+            raise LocalProtocolError(f"{frame}: {len(ranges)} bytes are not whole ranges")
     elif frame.end > frame.begin:
         count = 1
-        ranges = _RANGE.pack(frame.begin, frame.end)
+        ranges = _pack_range(frame.begin, frame.end)
     else:
         count = 0
+        if frame.begin or frame.end or frame.keys:
+            raise LocalProtocolError(f"{frame}: an empty or reversed range, or keys by no flag")
     if count > RANGES_PER_FRAME_MAX:
         raise LocalProtocolError(f"{frame}: {count} ranges, at most {RANGES_PER_FRAME_MAX}")
-    fixed = _REQUEST.pack(
+    if frame.codec:  # RAW is 0
+        raise LocalProtocolError(f"{frame}: codec {frame.codec} is not known to this version")
+    fixed = _pack_request(
         frame.request_id,
         frame.seq,
         frame.answered_below,
@@ -400,19 +434,21 @@ def _encode_request(frame: Request) -> tuple[bytes, Buffer]:
         frame.ack_level,
         count,
     )
-    if not frame.flags & _OPTIONAL_MASK:
+    if not frame.flags & HAS_WORDS:
         return fixed + ranges, payload
     values = (frame.codec_parameters, frame.deadline_ms, frame.base_version)
-    optional = b"".join(
-        _WORD.pack(value)
-        for flag, value in zip(_OPTIONAL_FIELDS, values, strict=True)
+    words = b"".join(
+        _pack_word(value)
+        for flag, value in zip(WORD_FLAGS, values, strict=True)
         if frame.flags & flag
     )
-    return b"".join((fixed, ranges, optional)), payload
+    return b"".join((fixed, ranges, words)), payload
 
 
 def _encode_reply(frame: Reply) -> bytes:
-    return _REPLY.pack(
+    if frame.codec or frame.flags:
+        raise LocalProtocolError(f"{frame}: codec {frame.codec} or flags {frame.flags:#x}")
+    return _pack_reply(
         frame.request_id,
         frame.seq,
         frame.version,
@@ -429,6 +465,7 @@ def _encode_simple(frame: Any) -> tuple[bytes, Buffer]:
     if isinstance(frame, Control):
         return b"", _control_encoder.encode(frame.message)
     if isinstance(frame, Goodbye):
-        text = frame.text.encode()[:TEXT_BYTES_MAX]
-        return _GOODBYE.pack(frame.code, 0), text
-    return _WORD.pack(frame.token), b""
+        # The text may come from any exception, and this is no place to fail: cut and replace.
+        text = frame.text.encode("utf-8", "replace")[:TEXT_BYTES_MAX]
+        return GOODBYE.pack(frame.code, 0), text.decode("utf-8", "ignore").encode()
+    return _pack_word(frame.token), b""

@@ -13,6 +13,7 @@ from typing import Final
 
 from aiops_protocol.buffer import NEED_DATA, Destination, NeedData, ReceiveBuffer
 from aiops_protocol.codec import encode
+from aiops_protocol.control import ControlMessage
 from aiops_protocol.errors import LocalProtocolError, UnexpectedFrame
 from aiops_protocol.frames import Frame, Kind
 from aiops_protocol.handshake import (
@@ -40,6 +41,8 @@ class State(Enum):
     READY = "ready"
     DRAINING = "draining"
     """The peer said GOODBYE: nothing more will come, answers may still go."""
+    FAILED = "failed"
+    """The peer broke the protocol: what it sends is dropped; a GOODBYE may tell it why."""
     CLOSED = "closed"
 
 
@@ -60,11 +63,11 @@ TRANSITIONS: Final[Mapping[tuple[State, Input], State]] = {
     (State.READY, Input.FRAME): State.READY,
     (State.READY, Input.GOODBYE): State.DRAINING,
     (State.READY, Input.END): State.CLOSED,
-    (State.READY, Input.ERROR): State.CLOSED,
+    (State.READY, Input.ERROR): State.FAILED,
     (State.DRAINING, Input.END): State.CLOSED,
-    (State.DRAINING, Input.ERROR): State.CLOSED,
+    (State.DRAINING, Input.ERROR): State.FAILED,
+    (State.FAILED, Input.END): State.CLOSED,
     (State.CLOSED, Input.END): State.CLOSED,
-    (State.CLOSED, Input.ERROR): State.CLOSED,
 }
 """What is not in here is illegal and raises `UnexpectedFrame`."""
 
@@ -82,6 +85,10 @@ RECEIVABLE: Final[Mapping[tuple[Purpose, Side], frozenset[Kind]]] = {
 }
 
 
+DISCARD_BYTES: Final = 4096
+"""What is read at a time from a peer whose bytes do not matter any more."""
+
+
 class Connection:
     """One connection from its first byte to its last.
 
@@ -93,7 +100,16 @@ class Connection:
         Where large payloads are received (see `ReceiveBuffer`).
     """
 
-    __slots__ = ("_buffer", "_fixed", "_receivable", "_received", "_replies", "handshake", "state")
+    __slots__ = (
+        "_buffer",
+        "_fixed",
+        "_receivable",
+        "_received",
+        "_replies",
+        "_said_goodbye",
+        "handshake",
+        "state",
+    )
 
     def __init__(
         self,
@@ -107,6 +123,7 @@ class Connection:
         self._received = 0
         self._replies: list[bytes] = []
         self._receivable: frozenset[Kind] = frozenset()
+        self._said_goodbye = False
 
     def open(self) -> bytes:
         """Return what this side sends first: the greeting, or nothing."""
@@ -116,20 +133,27 @@ class Connection:
         """Return memory for the next bytes; never empty."""
         if self.state is State.HANDSHAKE:
             return self._fixed[self._received :]
+        if self.state is State.FAILED or self.state is State.CLOSED:
+            return memoryview(bytearray(DISCARD_BYTES))
         return self._buffer.get_buffer()
 
     def received(self, count: int) -> None:
         """Note that `count` bytes have arrived; during the handshake this may answer.
 
+        A hello that is refused is no error: `take_replies` has the refusal to send, and the
+        state is CLOSED.
+
         Raises
         ------
         RemoteProtocolError
-            The other side is not a peer, or refuses this one. Answers in `take_replies` are
-            to be sent all the same.
+            The other side is not a peer, or refuses this one.
         """
-        if self.state is not State.HANDSHAKE:
+        if self.state is State.HANDSHAKE:
+            self._shake(count)
+        elif self.state is State.READY or self.state is State.DRAINING:
             self._buffer.received(count)
-            return
+
+    def _shake(self, count: int) -> None:
         self._received += count
         handshake = self.handshake
         try:
@@ -145,7 +169,7 @@ class Connection:
         self._received = 0
         if handshake.state is HandshakeState.READY:
             self._move(Input.WELCOME)
-            self._receivable = RECEIVABLE[self._purpose(), self._side()]
+            self._receivable = RECEIVABLE[handshake.purpose, self._side()]
         elif handshake.state is HandshakeState.FAILED:
             self._move(Input.ERROR)
         else:
@@ -162,30 +186,51 @@ class Connection:
         Raises
         ------
         RemoteProtocolError
-            The peer broke the protocol; the connection must end with the error's code.
+            The peer broke the protocol. Tell it the error's code in a GOODBYE and end.
         """
-        if self.state is State.HANDSHAKE or self.state is State.CLOSED:
+        if self.state is not State.READY and self.state is not State.DRAINING:
             return NEED_DATA
         try:
             frame = self._buffer.next_frame()
+            if frame is NEED_DATA:
+                return NEED_DATA
+            kind = frame.kind
+            if kind not in self._receivable:
+                raise UnexpectedFrame(f"a {kind.name} frame is not for this side to receive")
+            if kind is Kind.GOODBYE:
+                self._move(Input.GOODBYE)
+            elif self.state is not State.READY:  # in which a frame changes nothing
+                self._move(Input.FRAME)
+            elif kind is Kind.CONTROL:
+                self._check_sender(frame.message)  # type: ignore[union-attr]  # a Control
         except Exception:
             self._move(Input.ERROR)
             raise
-        if frame is NEED_DATA:
-            return NEED_DATA
-        if frame.kind not in self._receivable:
-            self._move(Input.ERROR)
-            raise UnexpectedFrame(f"a {frame.kind.name} frame is not for this side to receive")
-        self._move(Input.GOODBYE if frame.kind is Kind.GOODBYE else Input.FRAME)
         return frame
 
     def encode(self, frame: Frame) -> tuple[bytes, Buffer]:
-        """Return the bytes of a frame to send; `LocalProtocolError` unless ready to send."""
-        if self.state is not State.READY and self.state is not State.DRAINING:
-            raise LocalProtocolError(
-                f"{frame} cannot be sent: the connection is {self.state.value}"
-            )
-        return encode(frame)
+        """Return the bytes of a frame to send.
+
+        Raises
+        ------
+        LocalProtocolError
+            The connection is not ready, or has failed (then only a GOODBYE may go), or this
+            side has said GOODBYE already; or no receiver would accept the frame.
+        """
+        state = self.state
+        if (state is not State.READY and state is not State.DRAINING) or self._said_goodbye:
+            last_word = state is State.FAILED and frame.kind is Kind.GOODBYE
+            if self._said_goodbye or not last_word:
+                after = " after GOODBYE" if self._said_goodbye else ""
+                raise LocalProtocolError(f"{frame} cannot be sent: {state.value}{after}")
+        encoded = encode(frame)
+        if frame.kind is Kind.GOODBYE:
+            self._said_goodbye = True
+        return encoded
+
+    def abandon(self, memory: memoryview) -> None:
+        """Never write to this memory again (see `ReceiveBuffer.abandon`)."""
+        self._buffer.abandon(memory)
 
     def ended(self) -> bool:
         """Note the end of the stream; True if it was clean, that is after a GOODBYE."""
@@ -193,11 +238,12 @@ class Connection:
         self._move(Input.END)
         return clean
 
-    def _purpose(self) -> Purpose:
-        if isinstance(self.handshake, ServerHandshake):
-            assert self.handshake.hello is not None
-            return Purpose(self.handshake.hello.purpose)
-        return self.handshake.purpose
+    def _check_sender(self, message: ControlMessage) -> None:
+        role = self.handshake.peer_role
+        if role not in message.senders:
+            raise UnexpectedFrame(
+                f"a {type(message).__name__} is not for a {role.name.lower()} to send"
+            )
 
     def _side(self) -> Side:
         accepted = isinstance(self.handshake, ServerHandshake)

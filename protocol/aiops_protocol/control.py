@@ -1,7 +1,8 @@
 """Control messages: everything that is not data, as typed msgpack in a CONTROL frame.
 
-Each class names its sender and receiver. `msgspec` validates types while decoding and runs
-no code from the wire. Unknown fields are ignored, so later versions may add some.
+Each class names its senders, and its docstring the receiver. `msgspec` validates types and
+bounds while decoding and runs no code from the wire. Unknown fields are ignored, so later
+versions may add some.
 """
 
 from __future__ import annotations
@@ -11,7 +12,37 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from aiops_protocol.limits import NAME_CHARS_MAX
+from aiops_protocol.limits import (
+    MEMBERS_MAX,
+    PARTS_MAX,
+    WORKERS_MAX,
+)
+from aiops_protocol.message import (
+    MEMBER,
+    OBSERVER,
+    SCHEDULER,
+    SERVER,
+    WORKER,
+    Count,
+    Counters,
+    Host,
+    Latency,
+    Message,
+    Metrics,
+    Name,
+    NewName,
+    Port,
+    Ranks,
+    Rounds,
+    Sealed,
+    Seconds,
+    Settings,
+    Shape,
+    Span,
+    Spans,
+    Text,
+    Word,
+)
 
 __all__ = [
     "AttachTable",
@@ -21,6 +52,7 @@ __all__ = [
     "ControlMessage",
     "DeathQuery",
     "DeathVerdict",
+    "DropShard",
     "FinishWorker",
     "Join",
     "Joined",
@@ -49,97 +81,97 @@ __all__ = [
     "TableSpec",
 ]
 
-Name: TypeAlias = Annotated[
-    str, Meta(min_length=1, max_length=NAME_CHARS_MAX, pattern=r"^[A-Za-z0-9._:-]+$")
-]
-"""Names of nodes, tables and barriers: printable, safe in a log line."""
-
-Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-Text: TypeAlias = Annotated[str, Meta(max_length=1024)]
-Settings: TypeAlias = dict[str, float | int | bool | str | None]
-
-
-class _Message(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Base: the class name travels as the tag."""
-
-
 # --- registration -------------------------------------------------------------------------
 
 
-class Join(_Message, frozen=True, tag=True, kw_only=True):
+class Join(Message, frozen=True, tag=True, kw_only=True):
     """Server or worker to scheduler: take me in.
 
     `name` may be empty: the scheduler then makes one. `host` and `port` are where a server
     listens; an empty host means the address that the scheduler sees.
     """
 
-    role: str
-    name: Annotated[str, Meta(max_length=NAME_CHARS_MAX)] = ""
-    host: Annotated[str, Meta(max_length=255)] = ""
-    port: Annotated[int, Meta(ge=0, le=65535)] = 0
+    senders = MEMBER
+
+    role: Word
+    name: NewName = ""
+    host: Host = ""
+    port: Port = 0
     process_id: int = 0
     memory_bytes: Count = 0
 
 
-class Member(_Message, frozen=True, tag=True, kw_only=True):
+class Member(Message, frozen=True, tag=True, kw_only=True):
     """One node as everybody knows it; part of `ClusterState`."""
 
-    role: str
+    role: Word
     rank: Count
-    name: str
+    name: Name
     incarnation: Count
-    host: str = ""
-    port: int = 0
-    state: str = "alive"
+    host: Host = ""
+    port: Port = 0
+    state: Word = "alive"
     from_clock: Count = 0
 
 
-class Joined(_Message, frozen=True, tag=True, kw_only=True):
+class Joined(Message, frozen=True, tag=True, kw_only=True):
     """Scheduler to a joining node: you are in, as this rank and incarnation."""
 
+    senders = SCHEDULER
+
     rank: Count
-    name: str
+    name: Name
     incarnation: Count
-    job: str
-    heartbeat_s: float
+    job: Word
+    heartbeat_s: Seconds
     clock: Count = 0
     trace: bool = False
-    report_period_s: float = 1.0
+    report_period_s: Seconds = 1.0
 
 
-class Refused(_Message, frozen=True, tag=True, kw_only=True):
+class Refused(Message, frozen=True, tag=True, kw_only=True):
     """Scheduler to a node: no, for this reason. `call` names the request (0: the join)."""
+
+    senders = SCHEDULER
 
     code: int
     text: Text
     call: Count = 0
 
 
-class ClusterState(_Message, frozen=True, tag=True, kw_only=True):
+class ClusterState(Message, frozen=True, tag=True, kw_only=True):
     """Scheduler to every node, after each change of membership."""
 
+    senders = SCHEDULER
+
     epoch: Count
-    members: list[Member]
+    members: Annotated[list[Member], Meta(max_length=MEMBERS_MAX)]
     expected_servers: Count
     expected_workers: Count
     ready: bool
 
 
-class Leave(_Message, frozen=True, tag=True, kw_only=True):
+class Leave(Message, frozen=True, tag=True, kw_only=True):
     """Worker or server to scheduler, before GOODBYE: I go, cleanly or because of an error."""
+
+    senders = MEMBER
 
     clean: bool
     reason: Text = ""
 
 
-class FinishWorker(_Message, frozen=True, tag=True, kw_only=True):
+class FinishWorker(Message, frozen=True, tag=True, kw_only=True):
     """Worker to scheduler: no more clocks from me; barriers need not wait for me."""
+
+    senders = WORKER
 
     clock: Count
 
 
-class Shutdown(_Message, frozen=True, tag=True, kw_only=True):
+class Shutdown(Message, frozen=True, tag=True, kw_only=True):
     """Scheduler to every node: the job is over; `failed` says whether it failed."""
+
+    senders = SCHEDULER
 
     reason: Text
     failed: bool = False
@@ -149,21 +181,21 @@ class Shutdown(_Message, frozen=True, tag=True, kw_only=True):
 # --- tables -------------------------------------------------------------------------------
 
 
-class TableSpec(_Message, frozen=True, tag=True, kw_only=True):
+class TableSpec(Message, frozen=True, tag=True, kw_only=True):
     """All settings of a table that every worker must agree on."""
 
     name: Name
-    shape: list[Count]
-    init_kind: str
+    shape: Shape
+    init_kind: Word
     init: Settings
-    optimizer: str
+    optimizer: Word
     optimizer_settings: Settings
-    consistency: str
+    consistency: Word
     consistency_settings: Settings
     allow_nonfinite: bool = False
 
 
-class ShardPart(_Message, frozen=True, tag=True, kw_only=True):
+class ShardPart(Message, frozen=True, tag=True, kw_only=True):
     """One part of a table's partition: this server rank holds [begin, end)."""
 
     server: Count
@@ -171,8 +203,10 @@ class ShardPart(_Message, frozen=True, tag=True, kw_only=True):
     end: Count
 
 
-class AttachTable(_Message, frozen=True, tag=True, kw_only=True):
+class AttachTable(Message, frozen=True, tag=True, kw_only=True):
     """Worker to scheduler: create this table or join it. Without `spec`: only join it."""
+
+    senders = WORKER
 
     call: Count
     name: Name
@@ -180,28 +214,40 @@ class AttachTable(_Message, frozen=True, tag=True, kw_only=True):
     observer: bool = False
 
 
-class OpenShard(_Message, frozen=True, tag=True, kw_only=True):
+class OpenShard(Message, frozen=True, tag=True, kw_only=True):
     """Scheduler to a server: hold this part of a new table.
 
     `workers` are the ranks that take part in its rounds from version 0 on.
     """
 
+    senders = SCHEDULER
+
     table: Count
     spec: TableSpec
     begin: Count
     end: Count
-    workers: list[Count]
+    workers: Ranks
 
 
-class ShardReady(_Message, frozen=True, tag=True, kw_only=True):
+class ShardReady(Message, frozen=True, tag=True, kw_only=True):
     """Server to scheduler: the part is allocated, or why not (`code` not 0)."""
+
+    senders = SERVER
 
     table: Count
     code: int = 0
     text: Text = ""
 
 
-class TableOpened(_Message, frozen=True, tag=True, kw_only=True):
+class DropShard(Message, frozen=True, tag=True, kw_only=True):
+    """Scheduler to a server: the table was not created after all; free its part."""
+
+    senders = SCHEDULER
+
+    table: Count
+
+
+class TableOpened(Message, frozen=True, tag=True, kw_only=True):
     """Scheduler to worker: here is the table.
 
     With `initialise` the worker sends the initial values to the servers and then
@@ -209,16 +255,20 @@ class TableOpened(_Message, frozen=True, tag=True, kw_only=True):
     round this worker takes part in.
     """
 
+    senders = SCHEDULER
+
     call: Count
     table: Count
     spec: TableSpec
-    parts: list[ShardPart]
+    parts: Annotated[list[ShardPart], Meta(max_length=PARTS_MAX)]
     from_version: Count
     initialise: bool = False
 
 
-class TableInitialised(_Message, frozen=True, tag=True, kw_only=True):
+class TableInitialised(Message, frozen=True, tag=True, kw_only=True):
     """Worker to scheduler: the initial values are in."""
+
+    senders = WORKER
 
     table: Count
 
@@ -226,89 +276,119 @@ class TableInitialised(_Message, frozen=True, tag=True, kw_only=True):
 # --- rounds: who takes part from when, agreed by all shards ---------------------------------
 
 
-class RoundHold(_Message, frozen=True, tag=True, kw_only=True):
+class RoundHold(Message, frozen=True, tag=True, kw_only=True):
     """Scheduler to servers: a worker wants to enter this table; close at most one more round."""
+
+    senders = SCHEDULER
 
     table: Count
     worker: Count
 
 
-class RoundHeld(_Message, frozen=True, tag=True, kw_only=True):
-    """Server to scheduler: my part is at this version and closes at most one more round."""
+class RoundHeld(Message, frozen=True, tag=True, kw_only=True):
+    """Server to scheduler: my part is at this version and closes at most one more round.
+
+    `idle`: nobody takes part in it at the moment, so no round will close by itself.
+    """
+
+    senders = SERVER
 
     table: Count
     worker: Count
     version: Count
+    idle: bool = False
 
 
-class RoundRelease(_Message, frozen=True, tag=True, kw_only=True):
+class RoundRelease(Message, frozen=True, tag=True, kw_only=True):
     """Scheduler to servers: the worker takes part from this round on."""
+
+    senders = SCHEDULER
 
     table: Count
     worker: Count
     from_version: Count
 
 
-class DeathQuery(_Message, frozen=True, tag=True, kw_only=True):
+class DeathQuery(Message, frozen=True, tag=True, kw_only=True):
     """Scheduler to servers: this worker is gone; tell up to which rounds it sealed your parts."""
+
+    senders = SCHEDULER
 
     worker: Count
     incarnation: Count
 
 
-class LossReport(_Message, frozen=True, tag=True, kw_only=True):
-    """Server to scheduler, in answer: rounds sealed per table."""
+class LossReport(Message, frozen=True, tag=True, kw_only=True):
+    """Server to scheduler, in answer: what the worker had sealed here."""
+
+    senders = SERVER
 
     worker: Count
-    sealed: dict[int, int]
+    sealed: Sealed
 
 
-class DeathVerdict(_Message, frozen=True, tag=True, kw_only=True):
-    """Scheduler to servers: per table, rounds below this count with the lost worker."""
+class DeathVerdict(Message, frozen=True, tag=True, kw_only=True):
+    """Scheduler to servers: rounds below these numbers count with the lost worker."""
+
+    senders = SCHEDULER
 
     worker: Count
-    sealed: dict[int, int]
+    sealed: Sealed
 
 
 # --- barriers and the common stop -----------------------------------------------------------
 
 
-class BarrierEnter(_Message, frozen=True, tag=True, kw_only=True):
+class BarrierEnter(Message, frozen=True, tag=True, kw_only=True):
     """Worker to scheduler: I am at this barrier; answer within `timeout_s`."""
 
+    senders = WORKER
+
     name: Name
     generation: Count
-    timeout_s: float
+    timeout_s: Seconds
 
 
-class BarrierDone(_Message, frozen=True, tag=True, kw_only=True):
+class BarrierDone(Message, frozen=True, tag=True, kw_only=True):
     """Scheduler to worker: all are here, or `missing` are not (one text each)."""
 
+    senders = SCHEDULER
+
     name: Name
     generation: Count
-    missing: list[str] = []
+    missing: Annotated[list[Text], Meta(max_length=WORKERS_MAX)] = msgspec.field(
+        default_factory=list
+    )
 
 
-class StopRequest(_Message, frozen=True, tag=True, kw_only=True):
+class StopRequest(Message, frozen=True, tag=True, kw_only=True):
     """Worker or observer to scheduler: let all stop at one step boundary."""
 
+    senders = WORKER | OBSERVER
+
     reason: Text
 
 
-class StopProposal(_Message, frozen=True, tag=True, kw_only=True):
+class StopProposal(Message, frozen=True, tag=True, kw_only=True):
     """Scheduler to workers: at which clock could you stop? Do not pass it until told."""
 
+    senders = SCHEDULER
+
     reason: Text
 
 
-class StopVote(_Message, frozen=True, tag=True, kw_only=True):
+class StopVote(Message, frozen=True, tag=True, kw_only=True):
     """Worker to scheduler: I can stop at the end of this many clocks."""
+
+    senders = WORKER
 
     clock: Count
 
 
-class StopAt(_Message, frozen=True, tag=True, kw_only=True):
+class StopAt(Message, frozen=True, tag=True, kw_only=True):
     """Scheduler to every node: all stop when they have completed this many clocks."""
+
+    senders = SCHEDULER
 
     clock: Count
     reason: Text
@@ -316,33 +396,36 @@ class StopAt(_Message, frozen=True, tag=True, kw_only=True):
 
 # --- observation ----------------------------------------------------------------------------
 
-Span: TypeAlias = tuple[str, int, int, int]
-"""Name, start and duration in ns of the host's monotonic clock, step."""
 
-
-class NodeReport(_Message, frozen=True, tag=True, kw_only=True):
+class NodeReport(Message, frozen=True, tag=True, kw_only=True):
     """Node to scheduler, about once a second and at its end: what it counted.
 
     `clock_offset_ns` is wall clock minus monotonic clock, to lay spans of several hosts on
     one axis.
     """
 
+    senders = MEMBER
+
     clock: Count = 0
-    counters: dict[str, int] = {}
-    latency: dict[str, dict[int, int]] = {}
-    metrics: dict[str, float] = {}
-    rounds: dict[str, tuple[int, list[int]]] = {}
-    spans: list[Span] = []
+    counters: Counters = msgspec.field(default_factory=dict)
+    latency: Latency = msgspec.field(default_factory=dict)
+    metrics: Metrics = msgspec.field(default_factory=dict)
+    rounds: Rounds = msgspec.field(default_factory=dict)
+    spans: Spans = msgspec.field(default_factory=list)
     spans_dropped: Count = 0
     clock_offset_ns: int = 0
 
 
-class StatusRequest(_Message, frozen=True, tag=True, kw_only=True):
+class StatusRequest(Message, frozen=True, tag=True, kw_only=True):
     """Observer to scheduler: tell how the job is doing."""
 
+    senders = MEMBER | OBSERVER
 
-class StatusReply(_Message, frozen=True, tag=True, kw_only=True):
+
+class StatusReply(Message, frozen=True, tag=True, kw_only=True):
     """Scheduler to observer: the status as one JSON document."""
+
+    senders = SCHEDULER
 
     status: msgspec.Raw
 
@@ -358,6 +441,7 @@ ControlMessage: TypeAlias = (
     | AttachTable
     | OpenShard
     | ShardReady
+    | DropShard
     | TableOpened
     | TableInitialised
     | RoundHold

@@ -67,8 +67,9 @@ class Inbox:
 
     Notes
     -----
-    `judge` changes nothing except for a new incarnation, which starts from an empty record;
-    `record` must follow in the same step as the effect, without a wait in between.
+    `judge` applies nothing: it takes note of a new incarnation, which starts from an empty
+    record, and of the sender's mark. `record` must follow an APPLY in the same step as the
+    effect, without a wait in between.
     """
 
     __slots__ = ("_applied", "_base", "_refused", "incarnation", "window")
@@ -81,7 +82,13 @@ class Inbox:
         self._refused: dict[int, ErrorCode] = {}
 
     def judge(self, incarnation: int, seq: int, answered_below: int) -> Verdict:
-        """Decide about mutation `seq`; `answered_below` is the sender's mark."""
+        """Decide about mutation `seq`; `answered_below` is the sender's mark.
+
+        A number from 1 that is not below its own mark: anything else was never numbered by an
+        `Outbox`, and taking it for a repeat would acknowledge what was not applied.
+        """
+        if seq < 1 or seq < answered_below:
+            return Verdict.OUT_OF_WINDOW
         if incarnation != self.incarnation:
             if incarnation < self.incarnation:
                 return Verdict.FENCED
@@ -100,6 +107,8 @@ class Inbox:
         """Note that `seq` has been applied, or refused with `code`; it never happens again."""
         if code is not ErrorCode.OK:
             self._refused[seq] = code
+            if len(self._refused) > self.window:
+                self._forget(max(self._refused) - self.window)
         if seq == self._base + 1 and not self._applied:
             self._base = seq
             return
@@ -115,14 +124,18 @@ class Inbox:
     def _advance(self, base: int) -> None:
         self._applied >>= base - self._base
         self._base = base
-        for seq in [seq for seq in self._refused if seq <= base]:
-            del self._refused[seq]
+        self._forget(base)
         while self._applied & 1:
             self._applied >>= 1
             self._base += 1
+
+    def _forget(self, below: int) -> None:
+        # A sender has at most a window unanswered, so nobody asks about older refusals again.
+        for seq in [seq for seq in self._refused if seq <= below]:
+            del self._refused[seq]
 
     def validate(self) -> None:
         """Check what must always hold."""
         assert self._applied.bit_length() <= self.window
         assert not self._applied & 1
-        assert len(self._refused) <= 2 * self.window
+        assert len(self._refused) <= self.window

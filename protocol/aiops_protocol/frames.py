@@ -61,7 +61,11 @@ FIRST_OPTIONAL_KIND = 128
 
 
 class Flag(IntFlag):
-    """Flags of a frame. The low eight bits are critical, the high eight optional."""
+    """Flags of a frame. The low eight bits are critical, the high eight optional.
+
+    Each optional flag stands for one 8-byte word at the end of the metadata, in order of bits,
+    so that a receiver skips the words of flags that it does not know.
+    """
 
     KEY_LIST = 1 << 0
     """The payload begins with `count` sorted uint64 keys in place of ranges in the metadata."""
@@ -84,6 +88,7 @@ class Flag(IntFlag):
 
 
 CRITICAL_FLAGS = 0x00FF
+OPTIONAL_FLAGS = 0xFF00
 
 
 class Codec(IntEnum):
@@ -107,9 +112,10 @@ NO_BYTES = b""
 class Request(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Fields common to everything a worker asks of a server on a data connection.
 
-    `begin` and `end` are the one key range of a simple request; `ranges` holds the raw
-    little-endian (begin, end) pairs of a request with several (then `begin` and `end` are
-    the first begin and the last end), and `keys` a sorted key list.
+    `begin` and `end` are the one key range of a simple request, both 0 if it names no keys;
+    `ranges` holds the raw little-endian (begin, end) pairs of a request with two or more (then
+    `begin` and `end` are the first begin and the last end), and `keys` a sorted key list (with
+    the flag KEY_LIST). The payload is a buffer of single bytes, as `as_bytes` makes it.
     """
 
     kind: ClassVar[Kind]

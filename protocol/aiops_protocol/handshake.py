@@ -12,32 +12,56 @@ are checked to be zeros. A method computes its proofs from both nonces (an `Auth
 from __future__ import annotations
 
 import hmac
-import struct
-from enum import Enum, IntEnum
+from collections.abc import Callable, Mapping
+from enum import Enum
 from typing import Final, Protocol
 
 import msgspec
 
 from aiops_protocol.errors import (
-    BadMagic,
     ErrorCode,
     HandshakeRefused,
+    LocalProtocolError,
     MalformedFrame,
-    RemoteProtocolError,
     UnsupportedVersion,
+)
+from aiops_protocol.greeting import (
+    GREETING_BYTES,
+    HANDSHAKE_MAGIC,
+    HELLO_BYTES,
+    NO_JOB,
+    NO_PROOF,
+    WELCOME_BYTES,
+    Greeting,
+    Hello,
+    Method,
+    Purpose,
+    Role,
+    Welcome,
+    check_magic,
+    decode_greeting,
+    decode_hello,
+    decode_welcome,
+    encode_greeting,
+    encode_hello,
+    encode_welcome,
 )
 from aiops_protocol.limits import (
     PAYLOAD_BYTES_MAX,
     PROTOCOL_VERSION_MAX,
     PROTOCOL_VERSION_MIN,
+    SEGMENT_BYTES,
     WINDOW_BYTES,
     WINDOW_MUTATIONS,
 )
 
 __all__ = [
+    "ADMITTED",
     "GREETING_BYTES",
     "HANDSHAKE_MAGIC",
     "HELLO_BYTES",
+    "NO_JOB",
+    "NO_PROOF",
     "WELCOME_BYTES",
     "Authenticator",
     "ClientHandshake",
@@ -52,179 +76,20 @@ __all__ = [
     "Welcome",
 ]
 
-HANDSHAKE_MAGIC: Final = b"\x8bAIOPS\r\n"
-"""Not ASCII at the start, not a TLS record; a line end that careless text modes would change."""
 
-_GREETING: Final = struct.Struct("<8sBBHB3x32s")
-_HELLO: Final = struct.Struct("<8sBBBBI16s32s32sIIQ16x")
-_WELCOME: Final = struct.Struct("<8sHBBI16s32sIIIIQ40x")
-
-GREETING_BYTES: Final = _GREETING.size
-HELLO_BYTES: Final = _HELLO.size
-WELCOME_BYTES: Final = _WELCOME.size
-NONCE_BYTES: Final = 32
-NO_PROOF: Final = bytes(32)
-NO_JOB: Final = bytes(16)
-
-
-class Role(IntEnum):
-    """What a node is."""
-
-    SCHEDULER = 1
-    SERVER = 2
-    WORKER = 3
-    OBSERVER = 4
-    """Reads the status of a job; is not a member of it."""
-
-
-class Purpose(IntEnum):
-    """What a connection is for; it decides which frames may pass."""
-
-    CONTROL = 1
-    DATA = 2
-    HEARTBEAT = 3
-    """Reserved: heartbeats of a process from a thread of their own."""
-
-
-class Method(IntEnum):
-    """Authentication methods, as bits of the greeting's offer."""
-
-    NONE = 1
-    TOKEN = 2
-    """Reserved: challenge-response with a shared secret."""
-
-
-class Greeting(msgspec.Struct, frozen=True):
-    """Accepting side, at once after accept: who answers here, and the challenge."""
-
-    version_min: int
-    version_max: int
-    methods: int
-    role: int
-    nonce: bytes
-
-
-class Hello(msgspec.Struct, frozen=True):
-    """Dialling side: who calls, to which job, with which proof.
-
-    `job` is all zeros when the caller does not know the job yet (its join will tell).
-    `rank` and `incarnation` identify a worker on a data connection and are 0 elsewhere.
-    """
-
-    version: int
-    role: int
-    purpose: int
-    method: int
-    capabilities: int
-    job: bytes
-    nonce: bytes
-    proof: bytes
-    rank: int = 0
-    customers: int = 1
-    incarnation: int = 0
-
-
-class Welcome(msgspec.Struct, frozen=True):
-    """Accepting side: come in (`code` 0), with the limits of this connection; or a refusal."""
-
-    code: int
-    version: int
-    capabilities: int
-    job: bytes
-    proof: bytes
-    epoch: int
-    window_bytes: int
-    window_mutations: int
-    payload_bytes_max: int
-    incarnation: int
-
-
-def encode_greeting(greeting: Greeting) -> bytes:
-    """Return the 48 bytes of a greeting."""
-    return _GREETING.pack(
-        HANDSHAKE_MAGIC,
-        greeting.version_min,
-        greeting.version_max,
-        greeting.methods,
-        greeting.role,
-        greeting.nonce,
-    )
-
-
-def decode_greeting(data: bytes) -> Greeting:
-    """Read a greeting; `BadMagic` if it is none."""
-    magic, *fields = _GREETING.unpack(data)
-    _check_magic(magic)
-    return Greeting(*fields)
-
-
-def encode_hello(hello: Hello) -> bytes:
-    """Return the 128 bytes of a hello."""
-    return _HELLO.pack(
-        HANDSHAKE_MAGIC,
-        hello.version,
-        hello.role,
-        hello.purpose,
-        hello.method,
-        hello.capabilities,
-        hello.job,
-        hello.nonce,
-        hello.proof,
-        hello.rank,
-        hello.customers,
-        hello.incarnation,
-    )
-
-
-def decode_hello(data: bytes) -> Hello:
-    """Read a hello; `BadMagic` if it is none."""
-    magic, *fields = _HELLO.unpack(data)
-    _check_magic(magic)
-    return Hello(*fields)
-
-
-def encode_welcome(welcome: Welcome) -> bytes:
-    """Return the 128 bytes of a welcome or refusal."""
-    return _WELCOME.pack(
-        HANDSHAKE_MAGIC,
-        welcome.code,
-        welcome.version,
-        0,
-        welcome.capabilities,
-        welcome.job,
-        welcome.proof,
-        welcome.epoch,
-        welcome.window_bytes,
-        welcome.window_mutations,
-        welcome.payload_bytes_max,
-        welcome.incarnation,
-    )
-
-
-def decode_welcome(data: bytes) -> Welcome:
-    """Read a welcome; `BadMagic` if it is none."""
-    magic, code, version, _, *fields = _WELCOME.unpack(data)
-    _check_magic(magic)
-    return Welcome(code, version, *fields)
-
-
-def _check_magic(head: bytes) -> None:
-    if not HANDSHAKE_MAGIC.startswith(head[: len(HANDSHAKE_MAGIC)]):
-        raise BadMagic(f"the other side does not speak aiops: it sent {head[:8]!r}{_guess(head)}")
-
-
-def _guess(head: bytes) -> str:
-    if head.startswith((b"GET ", b"POST", b"HEAD", b"PUT ", b"HTTP", b"OPTI")):
-        return " (this looks like HTTP)"
-    if head.startswith((b"\x16\x03", b"\x15\x03")):
-        return " (this looks like TLS; aiops was told to expect a plain connection)"
-    if head.startswith(b"SSH-"):
-        return " (this looks like SSH)"
-    return ""
+ADMITTED: Final[Mapping[tuple[int, int], frozenset[Role]]] = {
+    (Role.SCHEDULER, Purpose.CONTROL): frozenset({Role.SERVER, Role.WORKER, Role.OBSERVER}),
+    (Role.SERVER, Purpose.DATA): frozenset({Role.WORKER}),
+}
+"""Who may dial whom, for what; everything else is refused as WRONG_ROLE."""
 
 
 class Authenticator(Protocol):
-    """How the two sides prove that they belong to the same cluster."""
+    """How the two sides prove that they belong to the same cluster.
+
+    Every message that is proven has zeros in place of its proof, and both sides see the same
+    values, so a method may feed whole messages to its MAC.
+    """
 
     method: Method
 
@@ -232,8 +97,8 @@ class Authenticator(Protocol):
         """Return the dialling side's 32 bytes of proof over both nonces."""
         ...
 
-    def server_proof(self, greeting: Greeting, hello: Hello) -> bytes:
-        """Return the accepting side's 32 bytes of proof over both nonces."""
+    def server_proof(self, greeting: Greeting, hello: Hello, welcome: Welcome) -> bytes:
+        """Return the accepting side's 32 bytes of proof over both nonces and the limits."""
         ...
 
 
@@ -246,7 +111,7 @@ class NoAuthentication:
         """Return zeros."""
         return NO_PROOF
 
-    def server_proof(self, greeting: Greeting, hello: Hello) -> bytes:
+    def server_proof(self, greeting: Greeting, hello: Hello, welcome: Welcome) -> bytes:
         """Return zeros."""
         return NO_PROOF
 
@@ -271,6 +136,9 @@ class ServerHandshake:
         16 bytes that identify the job; a caller that names another is refused.
     epoch, window_bytes
         Told to the caller in WELCOME.
+    admit
+        The last word on a caller that has passed everything else, for example that a newer
+        incarnation of it is known.
     """
 
     needed = HELLO_BYTES
@@ -284,8 +152,10 @@ class ServerHandshake:
         epoch: int = 0,
         authenticator: Authenticator | None = None,
         window_bytes: int = WINDOW_BYTES,
+        admit: Callable[[Hello], ErrorCode] | None = None,
     ) -> None:
         self.state = HandshakeState.AUTHENTICATING
+        self._role = role
         self._authenticator = authenticator or NoAuthentication()
         self._greeting = Greeting(
             PROTOCOL_VERSION_MIN, PROTOCOL_VERSION_MAX, self._authenticator.method, role, nonce
@@ -293,7 +163,20 @@ class ServerHandshake:
         self._job = job
         self._epoch = epoch
         self._window_bytes = window_bytes
+        self._admit = admit
         self.hello: Hello | None = None
+
+    @property
+    def purpose(self) -> Purpose:
+        """What the connection is for; only when READY."""
+        assert self.hello is not None
+        return Purpose(self.hello.purpose)
+
+    @property
+    def peer_role(self) -> Role:
+        """What the caller is; only when READY."""
+        assert self.hello is not None
+        return Role(self.hello.role)
 
     def start(self) -> bytes:
         """Return the greeting."""
@@ -301,54 +184,74 @@ class ServerHandshake:
 
     def check_head(self, head: bytes) -> None:
         """Refuse a stranger at its first bytes, before a whole hello has arrived."""
-        _check_magic(head)
+        check_magic(head)
 
     def receive(self, data: bytes) -> bytes:
         """Judge a whole hello and return the welcome, or the refusal with `state` FAILED."""
-        self.state = HandshakeState.FAILED
+        self._must_be_open()
         hello = decode_hello(data)
         code = self._judge(hello)
+        if code is not ErrorCode.OK:
+            return encode_welcome(self._refusal(code))
+        welcome = Welcome(
+            code=code,
+            version=hello.version,
+            capabilities=0,
+            job=self._job,
+            proof=NO_PROOF,
+            epoch=self._epoch,
+            window_bytes=self._window_bytes,
+            window_mutations=WINDOW_MUTATIONS,
+            payload_bytes_max=PAYLOAD_BYTES_MAX,
+            incarnation=hello.incarnation,
+        )
+        proof = self._authenticator.server_proof(self._greeting, _unproven(hello), welcome)
         self.hello = hello
-        proof = NO_PROOF
-        if code is ErrorCode.OK:
-            self.state = HandshakeState.READY
-            proof = self._authenticator.server_proof(self._greeting, hello)
-        return self._answer(code, proof)
+        self.state = HandshakeState.READY
+        return encode_welcome(msgspec.structs.replace(welcome, proof=proof))
 
     def refuse(self, code: ErrorCode) -> bytes:
         """Return a refusal for a reason that is not the handshake's own (a full cluster)."""
+        self._must_be_open()
+        return encode_welcome(self._refusal(code))
+
+    def _must_be_open(self) -> None:
+        if self.state is not HandshakeState.AUTHENTICATING:
+            raise LocalProtocolError(f"the handshake is over: {self.state.value}")
         self.state = HandshakeState.FAILED
-        return self._answer(code, NO_PROOF)
 
     def _judge(self, hello: Hello) -> ErrorCode:
         if not PROTOCOL_VERSION_MIN <= hello.version <= PROTOCOL_VERSION_MAX:
             return ErrorCode.UNSUPPORTED_VERSION
-        if hello.role not in set(Role) or hello.purpose not in (Purpose.CONTROL, Purpose.DATA):
+        if hello.role not in ADMITTED.get((self._role, hello.purpose), frozenset()):
             return ErrorCode.WRONG_ROLE
         if hello.method != self._authenticator.method:
             return ErrorCode.AUTHENTICATION_FAILED
-        expected = self._authenticator.client_proof(self._greeting, hello)
+        expected = self._authenticator.client_proof(self._greeting, _unproven(hello))
         if not hmac.compare_digest(expected, hello.proof):
             return ErrorCode.AUTHENTICATION_FAILED
-        if hello.job not in (NO_JOB, self._job):
+        joining = hello.purpose == Purpose.CONTROL and hello.job == NO_JOB
+        if hello.job != self._job and not joining:
             return ErrorCode.WRONG_JOB
-        return ErrorCode.OK
+        return ErrorCode.OK if self._admit is None else self._admit(hello)
 
-    def _answer(self, code: ErrorCode, proof: bytes) -> bytes:
-        return encode_welcome(
-            Welcome(
-                code=code,
-                version=PROTOCOL_VERSION_MAX,
-                capabilities=0,
-                job=self._job if code is ErrorCode.OK else NO_JOB,
-                proof=proof,
-                epoch=self._epoch,
-                window_bytes=self._window_bytes,
-                window_mutations=WINDOW_MUTATIONS,
-                payload_bytes_max=PAYLOAD_BYTES_MAX,
-                incarnation=self.hello.incarnation if self.hello else 0,
-            )
+    def _refusal(self, code: ErrorCode) -> Welcome:
+        return Welcome(
+            code=code,
+            version=PROTOCOL_VERSION_MAX,
+            capabilities=0,
+            job=NO_JOB,
+            proof=NO_PROOF,
+            epoch=0,
+            window_bytes=0,
+            window_mutations=0,
+            payload_bytes_max=0,
+            incarnation=0,
         )
+
+
+def _unproven(hello: Hello) -> Hello:
+    return msgspec.structs.replace(hello, proof=NO_PROOF)
 
 
 class ClientHandshake:
@@ -370,8 +273,8 @@ class ClientHandshake:
         self.state = HandshakeState.GREETING
         self.needed = GREETING_BYTES
         self._authenticator = authenticator or NoAuthentication()
-        self._expects = expects
         self.purpose = purpose
+        self.peer_role = expects
         self._hello = Hello(
             version=PROTOCOL_VERSION_MAX,
             role=role,
@@ -390,7 +293,7 @@ class ClientHandshake:
 
     def check_head(self, head: bytes) -> None:
         """Recognise a stranger at its first bytes."""
-        _check_magic(head)
+        check_magic(head)
 
     def receive(self, data: bytes) -> bytes:
         """Take a whole greeting (returns the hello) or a whole welcome (returns nothing).
@@ -400,15 +303,17 @@ class ClientHandshake:
         UnsupportedVersion, BadMagic, HandshakeRefused, RemoteProtocolError
             `HandshakeRefused.reason` is the code that the other side gave.
         """
-        if self.state is HandshakeState.GREETING:
-            return self._answer(decode_greeting(data))
+        before = self.state
+        if before is HandshakeState.READY or before is HandshakeState.FAILED:
+            raise LocalProtocolError(f"the handshake is over: {before.value}")
         self.state = HandshakeState.FAILED
+        if before is HandshakeState.GREETING:
+            return self._answer(decode_greeting(data))
         self._accept(decode_welcome(data))
         self.state = HandshakeState.READY
         return b""
 
     def _answer(self, greeting: Greeting) -> bytes:
-        self.state = HandshakeState.FAILED
         low, high = greeting.version_min, greeting.version_max
         if low > high or not greeting.role:
             raise MalformedFrame("a greeting with reversed versions or without a role")
@@ -418,10 +323,10 @@ class ClientHandshake:
                 f"the other side speaks protocol versions {low} to {high}, this one "
                 f"{PROTOCOL_VERSION_MIN} to {PROTOCOL_VERSION_MAX}: install the same aiops on both"
             )
-        if greeting.role != self._expects:
+        if greeting.role != self.peer_role:
             role = Role(greeting.role).name.lower() if greeting.role in set(Role) else "stranger"
             raise HandshakeRefused(
-                f"a {role} answers there, not a {self._expects.name.lower()}",
+                f"a {role} answers there, not a {self.peer_role.name.lower()}",
                 ErrorCode.WRONG_ROLE,
             )
         if not greeting.methods & self._authenticator.method:
@@ -429,11 +334,11 @@ class ClientHandshake:
                 "the other side wants another authentication", ErrorCode.AUTHENTICATION_FAILED
             )
         self._greeting = greeting
+        self._hello = msgspec.structs.replace(self._hello, version=version)
         proof = self._authenticator.client_proof(greeting, self._hello)
-        self._hello = msgspec.structs.replace(self._hello, version=version, proof=proof)
         self.state = HandshakeState.AUTHENTICATING
         self.needed = WELCOME_BYTES
-        return encode_hello(self._hello)
+        return encode_hello(msgspec.structs.replace(self._hello, proof=proof))
 
     def _accept(self, welcome: Welcome) -> None:
         if welcome.code != ErrorCode.OK:
@@ -441,14 +346,22 @@ class ClientHandshake:
             reason = ErrorCode(welcome.code if welcome.code in known else ErrorCode.INTERNAL)
             raise HandshakeRefused(_REFUSALS.get(reason, reason.name.lower()), reason)
         assert self._greeting is not None
-        expected = self._authenticator.server_proof(self._greeting, self._hello)
+        hello = self._hello
+        unproven = msgspec.structs.replace(welcome, proof=NO_PROOF)
+        expected = self._authenticator.server_proof(self._greeting, hello, unproven)
         if not hmac.compare_digest(expected, welcome.proof):
             raise HandshakeRefused(
                 "the other side could not prove that it belongs to this cluster",
                 ErrorCode.AUTHENTICATION_FAILED,
             )
-        if not (welcome.window_bytes and welcome.window_mutations):
-            raise RemoteProtocolError("a welcome without a window")
+        if hello.job not in (NO_JOB, welcome.job):
+            raise HandshakeRefused(_REFUSALS[ErrorCode.WRONG_JOB], ErrorCode.WRONG_JOB)
+        if welcome.version != hello.version or welcome.capabilities & ~hello.capabilities:
+            raise MalformedFrame("a welcome that chooses what was not offered")
+        if not welcome.window_bytes or not welcome.window_mutations:
+            raise MalformedFrame("a welcome without a window")
+        if welcome.payload_bytes_max < SEGMENT_BYTES:
+            raise MalformedFrame(f"a welcome that takes less than {SEGMENT_BYTES} bytes a frame")
         self.welcome = welcome
 
 

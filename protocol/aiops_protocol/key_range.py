@@ -81,8 +81,10 @@ class Partition:
             raise ValueError("a partition needs at least one part")
         if parts[0][1].begin != 0:
             raise ValueError(f"a partition starts at key 0, not {parts[0][1].begin}")
+        if parts[0][1].size < 0:
+            raise ValueError(f"a part of a partition is reversed: {parts[0][1]}")
         for (_, left), (_, right) in pairwise(parts):
-            if left.end != right.begin or left.size == 0 or right.size == 0:
+            if left.end != right.begin or left.size <= 0 or right.size <= 0:
                 raise ValueError(f"a partition tiles without gaps: {left} is followed by {right}")
         self.parts = tuple(parts)
         self.size = parts[-1][1].end
@@ -105,7 +107,11 @@ class Partition:
         return self.parts[bisect_right(self._begins, key) - 1][0]
 
     def cut(self, begin: int, end: int) -> Iterator[tuple[int, KeyRange]]:
-        """Yield `(index of part, range)` for every part that [begin, end) touches."""
+        """Yield `(index of part, range)` for every part that [begin, end) touches.
+
+        What lies outside of the table touches nothing.
+        """
+        begin, end = max(begin, 0), min(end, self.size)
         if begin >= end:
             return
         index = bisect_right(self._begins, begin) - 1
@@ -119,7 +125,7 @@ def rows_to_ranges(rows: NDArray[np.int64], width: int) -> Ranges:
     """Turn sorted, unique row numbers into element ranges; neighbouring rows become one range."""
     if rows.size == 0 or width == 0:
         return np.empty((0, 2), np.uint64)
-    starts = np.flatnonzero(np.diff(rows, prepend=rows[0] - 2) != 1)
+    starts = np.append(0, np.flatnonzero(np.diff(rows) != 1) + 1)
     ends = np.append(starts[1:], rows.size)
     ranges = np.empty((starts.size, 2), np.uint64)
     ranges[:, 0] = rows[starts].astype(np.uint64) * np.uint64(width)
@@ -129,6 +135,8 @@ def rows_to_ranges(rows: NDArray[np.int64], width: int) -> Ranges:
 
 def cut_ranges(ranges: Ranges, bounds: Sequence[int]) -> Ranges:
     """Cut sorted disjoint ranges at every bound that lies inside of one of them."""
+    if not ranges.size:
+        return ranges
     marks = np.unique(np.concatenate([ranges.ravel(), np.asarray(bounds, np.uint64)]))
     pieces = np.stack([marks[:-1], marks[1:]], axis=1)
     owner = np.searchsorted(ranges[:, 0], pieces[:, 0], side="right")

@@ -40,7 +40,10 @@ PAYLOAD_BYTES_MAX: Final = 4 * MiB
 longer than its input, or a peer with larger segments, still fits."""
 
 CONTROL_BYTES_MAX: Final = 1 * MiB
-"""Largest control message after authentication: a map of 65,536 ranges at 16 bytes."""
+"""Largest control message after authentication: room for each of the bounds below by itself."""
+
+TEXT_BYTES_MAX: Final = 1024
+"""Text of a refusal or a goodbye: a sentence, not a document."""
 
 HANDSHAKE_TIMEOUT_S: Final = 10.0
 """From accept to READY. Below 10 s a burst of 128 joins on two cores was seen to fail elsewhere."""
@@ -66,6 +69,33 @@ WORKERS_MAX: Final = 1024
 SERVERS_MAX: Final = 256
 TABLES_MAX: Final = 4096
 """Bounds of the scheduler's tables: each entry costs it a few hundred bytes."""
+
+MEMBERS_MAX: Final = 4 * (WORKERS_MAX + SERVERS_MAX)
+"""Nodes in one ClusterState, those that have left included: 5,120 at about 120 bytes."""
+
+PARTS_MAX: Final = 16 * 1024
+"""Parts of one table's partition: 64 for each of 256 servers, at about 50 bytes."""
+
+REPORT_NAMES_MAX: Final = 256
+"""Counters or metrics of one node; a few dozen are in use."""
+
+REPORT_HISTOGRAMS_MAX: Final = 64
+"""Latency histograms of one node: one for each verb and a few more."""
+
+REPORT_SPANS_MAX: Final = 8 * 1024
+"""Trace spans in one report: twice the batch that a node sends, at about 40 bytes."""
+
+HISTOGRAM_BUCKETS_MAX: Final = 1024
+"""Filled buckets of one histogram; sixteen to each doubling from 16 ns to 1000 s are 600."""
+
+SETTINGS_MAX: Final = 64
+"""Settings of one optimizer, initializer or consistency; ten are many."""
+
+DIMENSIONS_MAX: Final = 64
+"""Dimensions of a table's shape: what numpy allows."""
+
+KEY_CHARS_MAX: Final = 128
+"""Names of counters, spans, metrics and settings."""
 
 NAME_CHARS_MAX: Final = 64
 """Names of nodes, tables and barriers: `[A-Za-z0-9._:-]`, printable in one log line."""

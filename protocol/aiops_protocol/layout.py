@@ -1,0 +1,67 @@
+"""The format of frames as numbers: struct formats, and what each kind may carry.
+
+Each is written once, here; `codec.py` packs and unpacks by them, SPEC.md says the same in words.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import Final
+
+from aiops_protocol.frames import OPTIONAL_FLAGS, Flag, Kind
+from aiops_protocol.limits import (
+    CONTROL_BYTES_MAX,
+    PAYLOAD_BYTES_MAX,
+    RANGES_PER_FRAME_MAX,
+    TEXT_BYTES_MAX,
+    WORKERS_MAX,
+)
+
+MAGIC: Final = b"\x8bAPS"
+"""The first byte is neither ASCII (HTTP, SSH) nor a TLS record type."""
+
+PREFIX: Final = struct.Struct("<4sBBHIII")
+PREFIX_CRC: Final = struct.Struct("<I")
+PREFIX_WITH_CRC: Final = struct.Struct("<4sBBHIIII")
+REQUEST: Final = struct.Struct("<QQQQIIHBBI")
+REPLY: Final = struct.Struct("<QQQIIHBBI")
+RANGE: Final = struct.Struct("<QQ")
+WORD: Final = struct.Struct("<Q")
+GOODBYE: Final = struct.Struct("<II")
+
+KEY_MAX: Final = 2**64 - 1
+"""2**64-1 is never a key, so that the end of a range always fits."""
+
+PAYLOAD_MAX: Final[Mapping[int, int]] = {
+    Kind.PUSH: PAYLOAD_BYTES_MAX,
+    Kind.PULL: 8 * RANGES_PER_FRAME_MAX,  # a key list
+    Kind.PUSH_PULL: PAYLOAD_BYTES_MAX,
+    Kind.ASSIGN: PAYLOAD_BYTES_MAX,
+    Kind.SEAL: 0,
+    Kind.VALUE: PAYLOAD_BYTES_MAX,
+    Kind.ACK: 0,
+    Kind.REJECT: TEXT_BYTES_MAX,
+    Kind.PARKED: 4 * WORKERS_MAX,  # ranks
+    Kind.CONTROL: CONTROL_BYTES_MAX,
+    Kind.PING: 0,
+    Kind.PONG: 0,
+    Kind.GOODBYE: TEXT_BYTES_MAX,
+}
+"""Largest payload of each kind; a kind that is not here is not known to this version."""
+
+# Plain integers: `&` with an IntFlag costs a microsecond and a request has few.
+KEY_LIST: Final = int(Flag.KEY_LIST)
+WORD_FLAGS: Final = (int(Flag.CODEC_PARAMETERS), int(Flag.DEADLINE), int(Flag.BASE_VERSION))
+KNOWN_OPTIONAL: Final = int(Flag.DEADLINE | Flag.BASE_VERSION)
+HAS_WORDS: Final = OPTIONAL_FLAGS | Flag.CODEC_PARAMETERS.value
+
+KNOWN_FLAGS: Final[Mapping[int, int]] = {
+    **dict.fromkeys(
+        (Kind.PUSH, Kind.PULL, Kind.PUSH_PULL),
+        int(Flag.KEY_LIST | Flag.CODEC_PARAMETERS) | KNOWN_OPTIONAL,
+    ),
+    Kind.ASSIGN: int(Flag.KEY_LIST | Flag.CODEC_PARAMETERS | Flag.INITIAL) | KNOWN_OPTIONAL,
+    Kind.SEAL: int(Flag.CONTRIBUTED | Flag.FINAL) | KNOWN_OPTIONAL,
+}
+"""Flags that a kind may have; those that are not here have none."""
