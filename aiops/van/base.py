@@ -34,25 +34,36 @@ class Address(NamedTuple):
 
 
 class StreamHandler(Protocol):
-    """What a stream calls, always from the event loop, never from within `write`."""
+    """What a stream calls, always from the event loop, never from within a call of the owner's.
+
+    An exception raised here ends the stream, and only that one: `lost` gets it.
+    """
 
     def get_buffer(self) -> memoryview:
-        """Return writable memory for the next bytes; never empty."""
+        """Return writable memory, in bytes, for what arrives next; never empty.
+
+        It is filled and `received` called before anything else happens on the loop, or not at
+        all: between two turns no stream holds memory of its handler.
+        """
         ...
 
     def received(self, count: int) -> None:
-        """Take note that `count` bytes were put into what `get_buffer` returned."""
+        """Take note that `count` bytes were put into what `get_buffer` returned.
+
+        What is written to this stream meanwhile leaves together when this returns, or at `flush`.
+        """
         ...
 
     def drained(self) -> None:
-        """The unsent bytes fell to the low-water mark after having been above the high one."""
+        """Take note that a stream that was full has fallen to the low-water mark."""
         ...
 
     def lost(self, error: Exception | None) -> None:
-        """The stream has ended, by the peer (`None`: end of stream) or by an error.
+        """Take note of the end, by the peer (`None`: end of stream) or by an error.
 
-        Called exactly once for each stream, also after `close` and `abort`; nothing is
-        called after it.
+        Called exactly once for each stream, also after `close` and `abort`; nothing is called
+        after it. Everything that arrived before the end was handed over before, also when it
+        was a write of ours that failed.
         """
         ...
 
@@ -85,11 +96,12 @@ class Stream(ABC):
     def write(self, *buffers: Buffer, borrowed: bool = False) -> None:
         """Send the buffers, in order, after everything written before.
 
-        Large writes go out at once as far as the kernel takes them; small ones of one turn of
-        the loop leave together. What could not be sent at once is copied before `write`
-        returns, unless `borrowed`: then the caller keeps the content unchanged until
-        `pending_bytes` is zero or `own` was called. After `close`, `abort` or the loss of the
-        stream, writing does nothing (`lost` tells).
+        Large writes go out at once as far as the kernel takes them, and so does the first small
+        one of a turn of the loop; further small ones leave together at its end. What could not
+        be sent at once is copied before `write` returns, unless `borrowed`: then the caller
+        keeps the content unchanged until `pending_bytes` is zero, `own` was called or the stream
+        is lost. After `close`, `abort` or the loss of the stream, writing does nothing, and so
+        does a write that fails (`lost` tells).
         """
 
     @abstractmethod
@@ -102,22 +114,28 @@ class Stream(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Send what is pending, then end the stream; `lost(None)` follows.
+        """Send what is pending, then end the stream; `lost` follows when the peer has seen it.
 
-        Reading stops at once. A peer that does not read must not keep the stream alive: after
-        `CLOSE_TIMEOUT_S` it is aborted. Repeating it is harmless.
+        The handler hears nothing more until then; what the peer still sends is thrown away.
+        `lost(None)` means that everything was sent. A peer that does not read, or does not end
+        its side, must not keep the stream alive: after `CLOSE_TIMEOUT_S` it is aborted, with an
+        error if bytes were still unsent. Repeating it is harmless.
         """
 
     @abstractmethod
     def abort(self) -> None:
-        """End the stream at once and drop what is pending; `lost` follows. Idempotent."""
+        """End the stream at once and drop what is pending; `lost(None)` follows. Idempotent.
+
+        The peer sees a reset where there is such a thing, and may lose what it has not read yet.
+        """
 
 
 CLOSE_TIMEOUT_S: Final = 2.0
-"""How long a closing stream may take to send its last bytes."""
+"""How long a closing stream may take to send its last bytes and to see the peer's end."""
 
 Accept: TypeAlias = Callable[[Stream], StreamHandler]
-"""Makes the handler of a new stream; called before anything else of the stream."""
+"""Makes the handler of a new stream; called before anything else of the stream, and may write to
+it. If it raises, the stream is aborted; `dial` passes the exception on."""
 
 
 class Listener(ABC):
@@ -147,7 +165,7 @@ class Van(Protocol):
     async def dial(self, address: Address, accept: Accept) -> Stream:
         """Open a stream to `address`, once, without retrying.
 
-        Cancelling leaves nothing behind.
+        Cancelling leaves nothing behind; a handler that was made already is told by `lost`.
 
         Raises
         ------
