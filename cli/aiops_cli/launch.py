@@ -7,17 +7,16 @@ for any workers and is what `aiops train` uses as well.
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import click
 
 import aiops
 from aiops_cli.cluster_file import ClusterFile
+from aiops_cli.console import Console, shared_console
 from aiops_cli.environment import child_environment
-from aiops_cli.lines import NoteStream, SharedOutput
 from aiops_cli.options import cluster_option, logging_options, option, policy_options
 from aiops_cli.programs import checked_command
 from aiops_cli.scheduler import LOOPBACK, loss_policy
@@ -88,30 +87,6 @@ class Plan:
         """Return the names of all nodes of a role."""
         count = self.workers if role == "worker" else self.servers
         return tuple(f"{role}-{rank}" for rank in range(count))
-
-
-@dataclass(slots=True)
-class Console:
-    """Stdout and stderr of this process, shared with the children."""
-
-    stdout: SharedOutput = field(default_factory=lambda: SharedOutput(1))
-    stderr: SharedOutput = field(default_factory=lambda: SharedOutput(2))
-
-
-@asynccontextmanager
-async def shared_console() -> AsyncIterator[Console]:
-    """Share stdout and stderr with children; our own logs then never block the event loop."""
-    console = Console()
-    original = sys.stderr
-    sys.stderr = NoteStream(console.stderr, is_terminal=original.isatty())
-    try:
-        yield console
-        await console.stdout.drain()
-        await console.stderr.drain()
-    finally:
-        sys.stderr = original
-        console.stdout.close()
-        console.stderr.close()
 
 
 WorkerPrograms = Callable[[aiops.Scheduler, Console], Sequence[Program]]
@@ -219,8 +194,8 @@ def launch(
         import_module(module)
     settings = click.get_current_context().params
     plan = Plan(
-        servers=_count("servers", servers, len(cluster.servers) if cluster else None),
-        workers=_count("workers", workers, cluster.workers if cluster else None),
+        servers=plan_count("servers", servers, len(cluster.servers) if cluster else None),
+        workers=plan_count("workers", workers, cluster.workers if cluster else None),
         cluster=cluster,
         on_worker_loss=loss_policy(on_worker_loss, min_workers),
         min_workers=min_workers,
@@ -240,7 +215,8 @@ def log_flags(settings: dict[str, object]) -> tuple[str, ...]:
     )
 
 
-def _count(what: str, given: int | None, in_file: int | None) -> int:
+def plan_count(what: str, given: int | None, in_file: int | None) -> int:
+    """Return how many nodes of a kind to start, by flag or by cluster file."""
     if in_file is None:
         return 1 if given is None else given
     if given not in (None, in_file):

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 LINE_BYTES_MAX: Final = 1 << 20  # no log line is longer; a progress bar without newline may be
+CALLS_MAX: Final = 8  # drawings of a progress bar that wait for a terminal
 NOTES_MAX: Final = 1_000  # lines of the launcher itself that wait for a reader; then they are lost
 
 
@@ -64,6 +67,9 @@ class SharedOutput:
         self._open_line_of: str | None = None
         self._reader_gone = False
         self._notes: deque[bytes] = deque()
+        self._calls: deque[Callable[[], None]] = deque()
+        self._calls_lock = threading.Lock()
+        self._sink: Callable[[bytes], None] = self._write_all
 
     async def write(self, writer: str, data: bytes) -> None:
         """Write lines of one child; returns when they have left this process.
@@ -81,6 +87,22 @@ class SharedOutput:
             self._notes.append(line.encode(errors="backslashreplace"))
             self._thread.submit(self._write_note)
 
+    def call(self, draw: Callable[[], None]) -> None:
+        """Let the thread of this stream call `draw`, a picture of which only the newest matters.
+
+        Under pressure the newest replaces the one before it.
+        """
+        with self._calls_lock:
+            if len(self._calls) == CALLS_MAX:
+                self._calls[-1] = draw
+                return
+            self._calls.append(draw)
+        self._thread.submit(self._draw)
+
+    def redirect(self, sink: Callable[[bytes], None] | None) -> None:
+        """Give all that is written to `sink`, called in the thread of this stream; undo by None."""
+        self._thread.submit(setattr, self, "_sink", sink or self._write_all)
+
     async def drain(self) -> None:
         """Return when everything written so far has left this process."""
         await asyncio.get_running_loop().run_in_executor(self._thread, lambda: None)
@@ -89,14 +111,19 @@ class SharedOutput:
         """Take nothing more; what waits is still written while the process lives."""
         self._thread.shutdown(wait=False)
 
+    def _draw(self) -> None:
+        with self._calls_lock:
+            draw = self._calls.popleft()
+        draw()
+
     def _write_note(self) -> None:
         self._write("", self._notes.popleft())
 
     def _write(self, writer: str, data: bytes) -> None:
         if self._open_line_of not in (None, writer):
-            self._write_all(b"\n")  # another child's unfinished line: do not continue it
+            self._sink(b"\n")  # another child's unfinished line: do not continue it
         self._open_line_of = None if data.endswith(b"\n") else writer
-        self._write_all(data)
+        self._sink(data)
 
     def _write_all(self, data: bytes) -> None:
         # A reader that is gone (`| head`) ends no training run: the children are read all the same.

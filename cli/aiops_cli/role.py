@@ -19,7 +19,7 @@ import aiops
 from aiops.observability import get_logger
 from aiops_cli.stopping import StopRequest, stop_signals
 
-STOP_WITHIN_S: Final = 5.0  # a clean end takes milliseconds; this is for one that hangs
+STOP_WITHIN_S: Final = 8.0  # a clean end takes milliseconds, and 5 s if others do not leave
 EXIT_FAILED: Final = 1
 
 
@@ -45,8 +45,8 @@ class Node(Protocol):
     async def wait_ended(self) -> Outcome:
         """Return when the job is over."""
 
-    async def stop(self, reason: str) -> None:
-        """End the node, and tell the others why."""
+    async def close(self, reason: str) -> None:
+        """Leave in good order, within a bounded time, and tell the others why."""
 
 
 AnyNode = TypeVar("AnyNode", bound=Node)
@@ -114,7 +114,7 @@ async def _end(life: asyncio.Task[Outcome], opened: Sequence[Node], stop: StopRe
     assert stop.signum is not None
     get_logger().info("stopping", signal=stop.signal_name)
     if opened:
-        await opened[0].stop(f"it received {stop.signal_name}")
+        await opened[0].close(f"it received {stop.signal_name}")
     else:
         life.cancel()  # still on its way in: nobody knows it yet
     await asyncio.wait([life])

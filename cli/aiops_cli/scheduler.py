@@ -38,8 +38,8 @@ def scheduler(
 ) -> int:
     """Run the scheduler of one job.
 
-    It registers servers and workers, tells them when the cluster is complete, holds barriers, and
-    ends with the job.
+    It registers servers and workers, tells them when the cluster is complete, and holds barriers.
+    With --workers it ends when these have finished; without, it serves whoever comes and goes.
     """
     if cluster is not None:
         bind = bind or cluster.scheduler.bind
@@ -57,6 +57,7 @@ def scheduler(
             min_workers=min_workers,
             heartbeat_s=heartbeat_s,
             insecure=insecure,
+            end_when_idle=bool(workers),
         )
 
     def ready(node: Node) -> Ready:

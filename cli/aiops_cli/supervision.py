@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias, assert_never
 
 FAILURE_GRACE_S: Final = 10.0  # for the others to learn of a failure, raise, and clean up
-STOP_GRACE_S: Final = 8.0  # between a signal and SIGKILL; a role ends within its own 5 s before it
+STOP_GRACE_S: Final = 10.0  # between a signal and SIGKILL; a role ends within its own 8 s before
 EXIT_FAILED: Final = 1
 
 

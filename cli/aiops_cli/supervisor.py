@@ -48,8 +48,8 @@ class Job(Protocol):
     async def wait_ended(self) -> Outcome:
         """Return when the job is over."""
 
-    async def stop(self, reason: str) -> None:
-        """End the job."""
+    async def close(self, reason: str) -> None:
+        """End the job: every node is told to leave, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ class Children:
                     if not process.exited.done():
                         guard.send(process.pid, signum)
             case EndJob(reason):
-                self._tasks.append(asyncio.create_task(job.stop(reason)))
+                self._tasks.append(asyncio.create_task(job.close(reason)))
             case Say(event, fields):
                 get_logger(role="launcher").warning(event, **fields)
 

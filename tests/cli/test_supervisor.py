@@ -36,7 +36,7 @@ class LocalJob:
     async def wait_ended(self) -> Outcome:
         return await asyncio.shield(self.ended)
 
-    async def stop(self, reason: str) -> None:
+    async def close(self, reason: str) -> None:
         if not self.ended.done():
             self.ended.set_result(Outcome(True, reason))
 

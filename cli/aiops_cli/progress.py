@@ -1,0 +1,139 @@
+"""Progress of a training run: a bar on a terminal, plain lines elsewhere; always on stderr.
+
+Nothing here writes by itself: everything goes through a `SharedOutput`, whose thread waits for a
+slow terminal in place of the event loop.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from aiops_cli.lines import SharedOutput
+
+LINE_EVERY_S: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How far the training is: by the slowest worker, with the mean of the workers' losses."""
+
+    workers: int
+    step: int
+    planned: int
+    loss: float | None
+    elapsed_s: float
+
+    def line(self) -> str:
+        """Return it as a line of text."""
+        loss = "" if self.loss is None else f"  loss {self.loss:.4f}"
+        workers = f"{self.workers} worker{'' if self.workers == 1 else 's'}"
+        return f"step {self.step}/{self.planned}{loss}  {workers}  {self.elapsed_s:.1f} s"
+
+
+def standing(status: Mapping[str, Any], planned: int, elapsed_s: float) -> Standing:
+    """Read the standing of a training run out of the scheduler's status."""
+    workers = [worker for worker in status["workers"] if worker["state"] == "alive"]
+    losses = [worker["metrics"]["loss"] for worker in workers if "loss" in worker["metrics"]]
+    return Standing(
+        workers=len(workers),
+        step=min((worker["clock"] for worker in workers), default=0),
+        planned=planned,
+        loss=sum(losses) / len(losses) if losses else None,
+        elapsed_s=elapsed_s,
+    )
+
+
+class Display(Protocol):
+    """Something that shows how far the training is."""
+
+    def show(self, standing: Standing) -> None:
+        """Show the newest standing; never waits."""
+
+    def close(self) -> None:
+        """Show nothing more; never waits."""
+
+
+class Nothing:
+    """No progress."""
+
+    def show(self, standing: Standing) -> None:
+        """Show nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class PlainLines:
+    """A line every few seconds, while something moves."""
+
+    def __init__(self, output: SharedOutput) -> None:
+        self._output = output
+        self._last = Standing(0, 0, 0, None, float("-inf"))
+
+    def show(self, standing: Standing) -> None:
+        """Write a line if it is time for one and there is news."""
+        moved = standing.step != self._last.step
+        if moved and standing.elapsed_s - self._last.elapsed_s >= LINE_EVERY_S:
+            self._last = standing
+            self._output.note(standing.line() + "\n")
+
+    def close(self) -> None:
+        """Do nothing: there is nothing on the screen to take away."""
+
+
+class Bar:
+    """A progress bar below the lines of the children."""
+
+    def __init__(self, output: SharedOutput) -> None:
+        self._output = output
+        self._console = Console(file=sys.__stderr__)
+        # Refreshed by hand: rich's own thread would hold its lock while the terminal waits.
+        self._progress = Progress(
+            TextColumn("training"),
+            BarColumn(),
+            TextColumn("{task.completed:.0f}/{task.total:.0f}  loss {task.fields[loss]}"),
+            TimeRemainingColumn(),
+            console=self._console,
+            auto_refresh=False,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._task = self._progress.add_task("", total=None, loss="-")
+        output.redirect(self._print_above)
+        output.call(self._progress.start)
+
+    def show(self, standing: Standing) -> None:
+        """Move the bar."""
+        loss = "-" if standing.loss is None else f"{standing.loss:.4f}"
+
+        def draw() -> None:
+            self._progress.update(
+                self._task, completed=standing.step, total=standing.planned, loss=loss
+            )
+            self._progress.refresh()
+
+        self._output.call(draw)
+
+    def close(self) -> None:
+        """Take the bar away; what is written afterwards goes straight to the terminal."""
+        self._output.call(self._progress.stop)
+        self._output.redirect(None)
+
+    def _print_above(self, data: bytes) -> None:
+        text = Text.from_ansi(data.decode(errors="replace").rstrip("\n"))
+        self._console.print(text, soft_wrap=True)
+
+
+def display(output: SharedOutput, *, quiet: bool, is_terminal: bool) -> Display:
+    """Return the display that fits."""
+    if quiet:
+        return Nothing()
+    return Bar(output) if is_terminal else PlainLines(output)

@@ -1,0 +1,166 @@
+"""`aiops train`: the built-in trainers on a cluster of their own, or as workers of a running one.
+
+Here the flags become settings; `train_cluster` and `train_worker` do the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+import aiops
+from aiops.trainers.config import CONSISTENCIES, MODELS, OPTIMIZERS, TrainConfig
+from aiops_cli.cluster_file import ClusterFile
+from aiops_cli.launch import Plan, log_flags, plan_count
+from aiops_cli.options import (
+    cluster_option,
+    logging_options,
+    option,
+    policy_options,
+    scheduler_address,
+    scheduler_option,
+)
+from aiops_cli.scheduler import loss_policy
+from aiops_cli.train_cluster import train_on_cluster
+from aiops_cli.train_worker import Seat, train_as_worker
+
+# Options of this command that are settings of the training, in the order of --help.
+SETTINGS = (
+    option("--steps", type=int, help="Steps of each worker."),
+    option("--epochs", type=int, help="Passes over the data, in place of --steps."),
+    option(
+        "--batch-size", type=int, default=32, show_default=True, help="Rows per worker and step."
+    ),
+    option("--optimizer", type=click.Choice(list(OPTIMIZERS)), help="How servers update."),
+    option("--lr", type=float, help="Learning rate."),
+    option("--momentum", type=float, default=0.9, show_default=True, help="For that optimizer."),
+    option("--hidden", default="256,128", show_default=True, help="Hidden layers of the mlp."),
+    option("--seed", type=int, default=0, show_default=True, help="Start values and row order."),
+    option(
+        "--consistency",
+        type=click.Choice(list(CONSISTENCIES)),
+        default="bsp",
+        show_default=True,
+        help="bsp: all workers step together; asp: nobody waits.",
+    ),
+    option("--target-loss", type=float, help="Stop at this loss on the train rows."),
+    option("--patience", type=int, help="Stop after so many checks without a lower loss."),
+    option("--check-every", type=int, default=20, show_default=True, help="Steps between checks."),
+    option("--max-seconds", type=float, help="Stop at the first step boundary after this time."),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What to train on what, as the flags say it."""
+
+    data: str
+    target: str | None
+    config: TrainConfig
+
+    def flags(self) -> Iterator[str]:
+        """Yield the arguments that make another `aiops train` do the same."""
+        yield self.config.model
+        yield from ("--data", self.data)
+        if self.target is not None:
+            yield from ("--target", self.target)
+        for name, value in self.config.to_dict().items():
+            if name == "hidden":
+                yield from ("--hidden", ",".join(map(str, value)))
+            elif name != "model" and value is not None:
+                yield from (f"--{name.replace('_', '-')}", str(value))
+
+
+def training_options(command: Any) -> Any:
+    """Add the settings of the training to a command."""
+    for add in reversed(SETTINGS):
+        command = add(command)
+    return command
+
+
+@click.command(
+    epilog="Examples:  aiops train softmax --data digits --servers 2 --workers 4 --steps 200"
+    "  |  aiops train linear --data houses.csv --target price --scheduler 127.0.0.1:9070"
+)
+@click.argument("model", type=click.Choice(list(MODELS)))
+@option("--data", default="digits", show_default=True, help="digits, or a .csv .npz .libsvm file.")
+@option("--target", help="What to predict: a column of the csv file, an array of the npz file.")
+@option("--servers", type=click.IntRange(min=1), help="Servers to start.  [default: 1]")
+@option("--workers", type=click.IntRange(min=1), help="Workers to start.  [default: 1]")
+@scheduler_option
+@option("--name", help="With --scheduler: the name of this worker.")
+@cluster_option
+@training_options
+@policy_options
+@option("--insecure", is_flag=True, help="Listen beyond loopback, without encryption.")
+@option(
+    "--trace",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the phases of every step as a Chrome/Perfetto trace.",
+)
+@option("--quiet", is_flag=True, help="Show no progress.")
+@option("--json", "as_json", is_flag=True, help="End with one JSON object on the last line.")
+@logging_options("warning")
+def train(
+    model: str,
+    data: str,
+    target: str | None,
+    servers: int | None,
+    workers: int | None,
+    scheduler: str | None,
+    name: str | None,
+    cluster: ClusterFile | None,
+    on_worker_loss: str | None,
+    min_workers: int | None,
+    heartbeat_s: float,
+    insecure: bool,
+    trace: Path | None,
+    quiet: bool,
+    as_json: bool,
+    **settings: Any,
+) -> int:
+    """Train MODEL on servers and workers that are started here, and report.
+
+    With --scheduler this process joins a running cluster as one worker instead.
+    """
+    settings["hidden"] = _layers(settings["hidden"])
+    task = Task(data, target, TrainConfig(model=model, **settings))
+    if scheduler is not None:
+        for flag, given in (("servers", servers), ("workers", workers), ("trace", trace)):
+            if given is not None and _typed(flag):
+                raise click.UsageError(
+                    f"--{flag} is for a cluster started here; not with --scheduler"
+                )
+        seat = Seat(scheduler_address(scheduler, cluster), name, quiet, as_json)
+        return aiops.run(train_as_worker(task.data, task.target, task.config, seat))
+    if name is not None and _typed("name"):
+        raise click.UsageError("--name is for a worker of a running cluster; give --scheduler too")
+    plan = Plan(
+        servers=plan_count("servers", servers, len(cluster.servers) if cluster else None),
+        workers=plan_count("workers", workers, cluster.workers if cluster else None),
+        cluster=cluster,
+        on_worker_loss=loss_policy(on_worker_loss, min_workers),
+        min_workers=min_workers,
+        heartbeat_s=heartbeat_s,
+        insecure=insecure,
+        trace=trace is not None,
+        log_options=log_flags(click.get_current_context().params),
+    )
+    return train_on_cluster(plan, task, trace, quiet=quiet, as_json=as_json)
+
+
+def _typed(parameter: str) -> bool:
+    # A variable of the environment that this way of running has no use for is no mistake.
+    source = click.get_current_context().get_parameter_source(parameter)
+    return source is click.core.ParameterSource.COMMANDLINE
+
+
+def _layers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(units) for units in text.split(",") if units.strip())
+    except ValueError as error:
+        raise click.UsageError(f"--hidden {text!r}: give sizes of layers, as in 256,128") from error
