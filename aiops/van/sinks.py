@@ -4,7 +4,8 @@
 from, because `transport.write` cannot give what a stream promises: it keeps views of the caller's
 memory (uvloop, asyncio from 3.12 on) or joins and copies (3.11), sends only on the next turn
 (uvloop), and never tells which bytes are still unsent. `TransportSink` does without those gains and
-works wherever a transport does: on event loops that cannot watch a descriptor, and under TLS.
+works wherever a transport does: on event loops that cannot watch a descriptor, and under TLS. There
+a failed write ends the stream at once, and with it what the peer said last.
 """
 
 from __future__ import annotations

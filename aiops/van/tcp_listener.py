@@ -57,9 +57,10 @@ class TcpListener(Listener):
         self._sock = sock
         self._has_room = has_room
         self._adopt = adopt
-        self._starting: set[asyncio.Task[None]] = set()
+        self._starting: dict[asyncio.Task[None], None] = {}  # a set has no order to repeat
         self._resting: asyncio.TimerHandle | None = None
-        self._complaints = RateLimited(burst=1)
+        self._refusals = RateLimited(burst=1)
+        self._rests = RateLimited(burst=1)
         self._watch()
 
     async def close(self) -> None:
@@ -70,7 +71,7 @@ class TcpListener(Listener):
             self._resting.cancel()
         self._loop.remove_reader(self._sock.fileno())
         self._sock.close()
-        for task in list(self._starting):  # ends on the next turn; in order, so it can be replayed
+        for task in list(self._starting):  # each ends on the next turn
             await asyncio.wait([task])
 
     def _watch(self) -> None:
@@ -81,32 +82,33 @@ class TcpListener(Listener):
         for _ in range(ACCEPTS_PER_TURN):
             try:
                 sock, _peer = self._sock.accept()
+                if self._has_room():
+                    task = self._adopt(sock)
+                    self._starting[task] = None
+                    task.add_done_callback(self._starting.pop)
+                else:
+                    sock.close()
+                    self._complain(
+                        self._refusals, "connection_refused", "too many connections are open"
+                    )
             except BlockingIOError:
                 return
             except OSError as error:
                 if error.errno not in _PEER_WENT:
                     self._rest(error)
                     return
-                continue
-            if self._has_room():
-                task = self._adopt(sock)
-                self._starting.add(task)
-                task.add_done_callback(self._starting.discard)
-            else:
-                sock.close()
-                self._complain("connection_refused", reason="too many connections are open")
 
     def _rest(self, error: OSError) -> None:
         """Stop accepting for a moment; a door that cannot open would keep the loop spinning."""
         self._loop.remove_reader(self._sock.fileno())
         self._resting = self._loop.call_later(PAUSE_S, self._watch)
-        self._complain("accepting_paused", reason=os.strerror(error.errno or 0))
+        self._complain(self._rests, "accepting_paused", os.strerror(error.errno or 0))
 
-    def _complain(self, event: str, *, reason: str) -> None:
-        if self._complaints.allows(self._loop.time()):
+    def _complain(self, limit: RateLimited, event: str, reason: str) -> None:
+        if limit.allows(self._loop.time()):
             _log.warning(
                 event,
                 address=str(self.address),
                 reason=reason,
-                not_shown=self._complaints.take_suppressed(),
+                not_shown=limit.take_suppressed(),
             )
