@@ -6,16 +6,24 @@ Everything here is plain numpy and works without a cluster; only `train` wants a
 from aiops.trainers.batches import Batches
 from aiops.trainers.config import TrainConfig
 from aiops.trainers.data import Dataset, from_arrays, load
+from aiops.trainers.loop import Progress, train
 from aiops.trainers.models import Linear, Mlp, Model, Softmax
+from aiops.trainers.report import Evaluation, WorkerReport, final_report, render
 
 __all__ = [
     "Batches",
     "Dataset",
+    "Evaluation",
     "Linear",
     "Mlp",
     "Model",
+    "Progress",
     "Softmax",
     "TrainConfig",
+    "WorkerReport",
+    "final_report",
     "from_arrays",
     "load",
+    "render",
+    "train",
 ]

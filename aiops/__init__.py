@@ -1,0 +1,38 @@
+"""aiops: an asyncio parameter server and collective library with its own wire protocol.
+
+Start with `connect` (be a worker), `LocalCluster` (a whole cluster in this process), or
+`Scheduler` and `Server` (embed the roles). `aiops.optim` has what servers do with a push,
+`aiops.init` the initial values, `aiops.errors` every error, `aiops.blocking` all of it for
+code without asyncio.
+"""
+
+from __future__ import annotations
+
+from aiops import errors, init, optim
+from aiops.consistency import ASP, BSP
+from aiops.local_cluster import LocalCluster
+from aiops.local_copy import LocalCopy
+from aiops.runtime.observer import fetch_status
+from aiops.runtime.running import run
+from aiops.runtime.scheduler_node import Scheduler
+from aiops.runtime.server_node import Server
+from aiops.table import PushResult, Table
+from aiops.worker import Worker, connect
+
+__all__ = [
+    "ASP",
+    "BSP",
+    "LocalCluster",
+    "LocalCopy",
+    "PushResult",
+    "Scheduler",
+    "Server",
+    "Table",
+    "Worker",
+    "connect",
+    "errors",
+    "fetch_status",
+    "init",
+    "optim",
+    "run",
+]

@@ -1,0 +1,143 @@
+"""LocalCluster: scheduler and servers in this process, over real loopback TCP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any, TypeVar
+
+from aiops.errors import ConfigError
+from aiops.runtime.scheduler_node import Scheduler
+from aiops.runtime.server_node import Server
+from aiops.van.base import Van
+from aiops.worker import CONNECT_TIMEOUT_S, Connecting, Worker, connect
+
+__all__ = ["LocalCluster"]
+
+T = TypeVar("T")
+
+
+class LocalCluster:
+    """A whole cluster for tests, notebooks and single machines.
+
+    Parameters
+    ----------
+    servers
+        Number of servers.
+    on_worker_loss, min_workers, trace
+        As for `Scheduler`.
+
+    Examples
+    --------
+    >>> async with aiops.LocalCluster(servers=2) as cluster:  # doctest: +SKIP
+    ...     results = await cluster.run(train, workers=4)
+    """
+
+    def __init__(
+        self,
+        servers: int = 1,
+        *,
+        on_worker_loss: str | None = None,
+        min_workers: int | None = None,
+        trace: bool = False,
+        van: Van | None = None,
+    ) -> None:
+        self._servers = servers
+        self._van = van
+        self._options: dict[str, Any] = {
+            "servers": servers,
+            "on_worker_loss": on_worker_loss,
+            "min_workers": min_workers,
+            "trace": trace,
+        }
+        self._stack = AsyncExitStack()
+        self._scheduler: Scheduler | None = None
+        self.servers: list[Server] = []
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """The scheduler of the cluster."""
+        if self._scheduler is None:
+            raise ConfigError("the cluster is not started: use `async with LocalCluster(...)`")
+        return self._scheduler
+
+    @property
+    def address(self) -> str:
+        """The scheduler's address, for `connect`."""
+        return self.scheduler.address
+
+    async def __aenter__(self) -> LocalCluster:
+        """Start scheduler and servers."""
+        try:
+            scheduler = Scheduler(van=self._van, **self._options)
+            self._scheduler = await self._stack.enter_async_context(scheduler)
+            for index in range(self._servers):
+                server = Server(self._scheduler.address, name=f"server-{index}", van=self._van)
+                self.servers.append(await self._stack.enter_async_context(server))
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """End the job and everything in it."""
+        await self.scheduler.close("the local cluster was closed")
+        await self._stack.aclose()
+
+    def connect(
+        self, name: str | None = None, *, timeout_s: float = CONNECT_TIMEOUT_S
+    ) -> Connecting:
+        """Become a worker of this cluster; like `aiops.connect`."""
+        return connect(self.address, name=name, timeout_s=timeout_s, van=self._van)
+
+    def status(self) -> dict[str, Any]:
+        """Return the scheduler's status document."""
+        return self.scheduler.status()
+
+    async def run(self, train: Callable[[Worker], Awaitable[T]], workers: int = 1) -> list[T]:
+        """Run `train(worker)` once per worker, all at once; return the results in rank order.
+
+        The first worker's error ends the others and is raised.
+
+        Raises
+        ------
+        ConfigError
+            `workers` is below 1.
+        """
+        if workers < 1:
+            raise ConfigError(f"run: workers is {workers}; at least 1")
+        self.scheduler.expect_workers(workers)
+
+        async def one(index: int) -> tuple[int, T]:
+            async with self.connect(name=f"worker-{index}") as worker:
+                return worker.rank, await train(worker)
+
+        tasks = [asyncio.ensure_future(one(index)) for index in range(workers)]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            failed = next(
+                (
+                    task
+                    for task in tasks
+                    if task.done() and not task.cancelled() and task.exception()
+                ),
+                None,
+            )
+            if failed is not None:
+                await self._let_end(tasks)
+                failed.result()
+            return [result for _, result in sorted((task.result() for task in tasks), key=_rank)]
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    @staticmethod
+    async def _let_end(tasks: list[asyncio.Task[Any]]) -> None:
+        """Give the others a moment to learn of the loss and end by themselves."""
+        await asyncio.wait(tasks, timeout=5.0)
+
+
+def _rank(entry: tuple[int, Any]) -> int:
+    return entry[0]

@@ -1,0 +1,182 @@
+"""LocalCopy: the versioned copy of a table that a worker keeps between its calls.
+
+Refreshed by every whole pull, by a background puller with a period, or by a subscription.
+With a local optimizer it is stepped here and only the difference is pushed: pull, update,
+push, the cycle that local SGD builds on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aiops.errors import ConfigError, UsageError
+from aiops.layout import check_array
+from aiops.optim import SGD, Optimizer
+from aiops_protocol.payload import Float32Array
+
+if TYPE_CHECKING:
+    from aiops.table import PushResult, Table
+
+__all__ = ["LocalCopy"]
+
+PERIOD_S_MIN = 0.002
+"""Shorter periods are below the grain of event loop timers and would spin."""
+
+
+class LocalCopy:
+    """A worker's copy of one table; `table.local`.
+
+    Attributes
+    ----------
+    version
+        Version of the values; 0 before the first refresh.
+    """
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._values: Float32Array | None = None
+        self._pulled: Float32Array | None = None  # as it came, when `apply` has changed a copy
+        self._refreshed_at = 0.0
+        self._optimizer: Optimizer = SGD(lr=0.01)
+        self._state: dict[str, Float32Array] = {}
+        self._steps = 0
+        self._puller: asyncio.Task[None] | None = None
+        self.version = 0
+
+    @property
+    def values(self) -> Float32Array:
+        """The values, shape of the table; read-only, replaced (not changed) by a refresh.
+
+        Raises
+        ------
+        UsageError
+            Nothing has been pulled yet.
+        """
+        values = self._need().view()
+        values.flags.writeable = False
+        return values
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the last refresh."""
+        self._need()
+        return time.monotonic() - self._refreshed_at
+
+    def _need(self) -> Float32Array:
+        if self._values is None:
+            raise UsageError(
+                f"table {self._table.name} has no local copy yet: pull it, or start pull_every"
+            )
+        return self._values
+
+    def refresh(self, values: Float32Array, version: int) -> None:
+        """Take newer values over; what `apply` has changed and not pushed is dropped.
+
+        A copy is kept, because the array itself is the caller's.
+        """
+        self._values = values.copy()
+        self._pulled = None
+        self.version = version
+        self._refreshed_at = time.monotonic()
+
+    # --- background puller ---
+
+    def pull_every(self, period_s: float) -> None:
+        """Refresh in the background, `period_s` after the last refresh has ended.
+
+        An error ends the puller and is raised by the next `check`. Calling again changes the
+        period.
+
+        Raises
+        ------
+        ConfigError
+            A period below 2 ms.
+        """
+        if not period_s >= PERIOD_S_MIN:
+            raise ConfigError(f"pull_every: period_s is {period_s}; at least {PERIOD_S_MIN} s")
+        self.stop()
+        self._puller = asyncio.get_running_loop().create_task(self._pull_for_ever(period_s))
+        self._puller.add_done_callback(_retrieve)
+
+    async def _pull_for_ever(self, period_s: float) -> None:
+        table = self._table
+        choice = table.layout.choose(None, "pull")
+        while True:
+            values, version = await table.fetch(choice, table.wanted_version, None, None)
+            self.refresh(values, version)
+            await asyncio.sleep(period_s)
+
+    def check(self) -> None:
+        """Raise the error that has ended the background puller, if one has."""
+        puller = self._puller
+        if puller is not None and puller.done() and not puller.cancelled():
+            error = puller.exception()
+            if error is not None:
+                raise error
+
+    def stop(self) -> None:
+        """End the background puller. Idempotent."""
+        if self._puller is not None:
+            self._puller.cancel()
+            self._puller = None
+
+    # --- local steps ---
+
+    def use(self, optimizer: Optimizer) -> None:
+        """Choose the optimizer of `apply`; its state starts from zero."""
+        self._optimizer = optimizer
+        self._state = {}
+        self._steps = 0
+
+    def apply(self, gradient: Float32Array) -> None:
+        """Step the local copy by the local optimizer (`use`; SGD(lr=0.01) otherwise).
+
+        The servers know nothing of it until `push_delta`.
+
+        Raises
+        ------
+        UsageError
+            Nothing pulled yet, wrong shape or dtype, NaN or infinity.
+        """
+        values = self._need()
+        table = self._table
+        what = f"apply to the local copy of table {table.name}"
+        flat = check_array(gradient, table.shape, what, allow_nonfinite=table.allow_nonfinite)
+        if self._pulled is None:
+            self._pulled = values.copy()
+        if not self._state:
+            self._state = {slot: np.zeros(flat.size, np.float32) for slot in self._optimizer.slots}
+        self._steps += 1
+        scratch = np.empty(flat.size, np.float32)
+        with np.errstate(all="ignore"):
+            self._optimizer.update(
+                values.reshape(-1), flat.copy(), self._state, self._steps, scratch
+            )
+
+    async def push_delta(self) -> PushResult:
+        """Push what `apply` has changed since the last refresh (new minus old).
+
+        The table's optimizer on the servers decides what becomes of it; with `Add()` the
+        deltas of all workers add up. The local copy keeps its values.
+
+        Raises
+        ------
+        UsageError
+            Nothing was applied; else as for `Table.push`.
+        """
+        values = self._need()
+        if self._pulled is None:
+            raise UsageError(f"push_delta of table {self._table.name}: nothing was applied")
+        delta = values - self._pulled
+        result = await self._table.push(delta)
+        self._pulled = values.copy()
+        return result
+
+
+def _retrieve(task: asyncio.Task[None]) -> None:
+    if not task.cancelled():
+        task.exception()

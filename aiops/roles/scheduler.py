@@ -1,0 +1,385 @@
+"""The scheduler as a state machine: messages and losses in, messages out.
+
+What lives here: who may join, what a loss means for the job, and the orderly end. Tables,
+barriers and the common stop have files of their own; they are moved from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from aiops.roles.actions import Action, Ended, Note, Tell
+from aiops.roles.barrier import Barriers
+from aiops.roles.catalogue import Applicant, Catalogue
+from aiops.roles.membership import Membership, Node, NodeState
+from aiops.roles.settings import SchedulerSettings
+from aiops.roles.status import status
+from aiops.roles.stopping import Stopping
+from aiops_protocol.control import (
+    AttachTable,
+    BarrierEnter,
+    ControlMessage,
+    DeathQuery,
+    DeathVerdict,
+    FinishWorker,
+    Join,
+    Joined,
+    Leave,
+    LossReport,
+    NodeReport,
+    Refused,
+    RoundHeld,
+    ShardReady,
+    Shutdown,
+    StatusReply,
+    StatusRequest,
+    StopAt,
+    StopRequest,
+    StopVote,
+    TableInitialised,
+)
+from aiops_protocol.errors import ErrorCode
+
+__all__ = ["SchedulerCore"]
+
+NAME_GRACE_S: Final = 2.0
+"""How long a join under the name of a live worker waits for news of that worker's death: a
+process that is restarted at once may come before the end of its former connection."""
+
+
+class _Claim(msgspec.Struct):
+    """A join that waits for the former holder of its name to be gone."""
+
+    peer: int
+    join: Join
+    deadline: float
+
+
+class _Loss(msgspec.Struct):
+    """A lost worker whose last contributions the servers are asked about."""
+
+    asked: dict[int, None]
+    sealed: dict[int, tuple[int, bool]]
+
+
+class SchedulerCore:
+    """The scheduler of one job."""
+
+    def __init__(self, settings: SchedulerSettings, job: str, now: float) -> None:
+        self.settings = settings
+        self.job = job
+        self.ended: Ended | None = None
+        self.members = Membership(settings.servers, settings.workers)
+        self.catalogue = Catalogue()
+        self.barriers = Barriers(self._describe_worker)
+        self.stopping = Stopping()
+        self.started_at = now
+        self._claims: list[_Claim] = []
+        self._losses: dict[int, _Loss] = {}
+        self._arrived = 0  # workers that have ever joined
+
+    # --- messages ---
+
+    def message(self, peer: int, message: ControlMessage, now: float) -> list[Action]:
+        """Handle one message of a node or observer."""
+        if isinstance(message, Join):
+            return self._join(peer, message, now)
+        if isinstance(message, StatusRequest):
+            document = msgspec.json.encode(status(self, now))
+            return [Tell(StatusReply(status=msgspec.Raw(document)), peer)]
+        if isinstance(message, StopRequest):
+            return self.stop(message.reason)
+        node = self.members.of_peer(peer)
+        if node is None or self.ended is not None:
+            # Overtaken by a loss or by the end of the job: the sender has been told.
+            return []
+        if node.role == "worker":
+            return self._from_worker(node, message, now)
+        return self._from_server(node, message)
+
+    def _from_worker(self, node: Node, message: ControlMessage, now: float) -> list[Action]:
+        match message:
+            case AttachTable():
+                workers = {n.rank: n.incarnation for n in self.members.active_workers()}
+                takes_part = node.state is NodeState.ALIVE and not message.observer
+                applicant = Applicant(node.peer, node.rank, node.incarnation, takes_part)
+                return self.catalogue.attach(applicant, message, self._server_peers(), workers)
+            case TableInitialised(table=table):
+                applicant = Applicant(node.peer, node.rank, node.incarnation, True)
+                return self.catalogue.initialised(applicant, table, self._server_peers())
+            case BarrierEnter():
+                return self.barriers.enter(node.peer, node.rank, message, self._active_ranks(), now)
+            case StopVote(clock=clock):
+                return self._agree(self.stopping.vote(node.rank, clock))
+            case FinishWorker(clock=clock):
+                return self._finish(node, clock)
+            case _:
+                return self._from_any(node, message)
+
+    def _from_server(self, node: Node, message: ControlMessage) -> list[Action]:
+        match message:
+            case ShardReady():
+                return self.catalogue.shard_ready(node.rank, message, self._server_peers())
+            case RoundHeld():
+                return self.catalogue.held(node.rank, message, self._server_peers())
+            case LossReport(worker=worker, sealed=sealed):
+                return self._report_loss(node.rank, worker, sealed)
+            case _:
+                return self._from_any(node, message)
+
+    def _from_any(self, node: Node, message: ControlMessage) -> list[Action]:
+        match message:
+            case NodeReport():
+                node.report = message
+                node.clock = max(node.clock, message.clock)
+                return []
+            case Leave(clean=clean, reason=reason):
+                return self._gone(node, clean, reason)
+            case _:
+                fields: dict[str, object] = {"message": type(message).__name__, "node": str(node)}
+                return [Note("unexpected_message", fields, "warning")]
+
+    def _server_peers(self) -> dict[int, int]:
+        return {node.rank: node.peer for node in self.members.connected("server")}
+
+    def _active_ranks(self) -> list[int]:
+        return [node.rank for node in self.members.active_workers()]
+
+    def _describe_worker(self, rank: int) -> str:
+        node = self.members.rank("worker", rank)
+        return f"{node}: {node.state.value}, at clock {node.clock}"
+
+    def _broadcast(self, message: ControlMessage) -> list[Action]:
+        nodes = self.members.connected("server") + self.members.connected("worker")
+        return [Tell(message, node.peer) for node in nodes]
+
+    # --- joining ---
+
+    def _join(self, peer: int, join: Join, now: float) -> list[Action]:
+        refusal = self._judge(join)
+        if refusal is not None:
+            return [Tell(refusal, peer)]
+        holder = self.members.find(join.role, join.name) if join.name else None
+        if holder is not None and holder.connected:
+            self._claims.append(_Claim(peer, join, now + NAME_GRACE_S))
+            return []
+        return self._take_in(peer, join)
+
+    def _judge(self, join: Join) -> Refused | None:
+        if self.ended is not None:
+            code = ErrorCode.SHUTTING_DOWN if self.ended.ok else ErrorCode.JOB_FAILED
+            return Refused(code=code, text=f"the job has ended: {self.ended.reason}"[:1024])
+        if join.role not in ("server", "worker"):
+            return Refused(code=ErrorCode.WRONG_ROLE, text=f"there is no role {join.role!r}")
+        known = bool(join.name) and self.members.find(join.role, join.name) is not None
+        if not known and not self.members.has_room(join.role):
+            expected = self.members.expected[join.role]
+            text = f"the job has its {expected} {join.role}s already; start it with more of them"
+            return Refused(code=ErrorCode.CLUSTER_FULL, text=text)
+        return None
+
+    def _take_in(self, peer: int, join: Join) -> list[Action]:
+        was_ready = self.members.ready
+        node = self.members.take_in(peer, join)
+        if node.role == "worker":
+            self._arrived += 1
+        joined = Joined(
+            rank=node.rank,
+            name=node.name,
+            incarnation=node.incarnation,
+            job=self.job,
+            heartbeat_s=self.settings.heartbeat_s,
+            clock=node.clock,
+            trace=self.settings.trace,
+            report_period_s=self.settings.report_period_s,
+        )
+        fields: dict[str, object] = {
+            "node": str(node),
+            "incarnation": node.incarnation,
+            "servers": f"{len(self.members.connected('server'))}/{self.members.expected['server']}",
+            "workers": f"{len(self.members.connected('worker'))}/{self.members.expected['worker']}",
+        }
+        actions: list[Action] = [Tell(joined, peer), Note("node_joined", fields)]
+        actions += self._broadcast(self.members.state())
+        if self.members.ready and not was_ready:
+            actions.append(Note("cluster_ready", {}))
+        if node.role == "worker":
+            actions += self.stopping.joined(node.rank, peer)
+        return actions
+
+    # --- leaving ---
+
+    def _finish(self, node: Node, clock: int) -> list[Action]:
+        node.clock = max(node.clock, clock)
+        if node.state is NodeState.ALIVE:
+            node.state = NodeState.FINISHED
+            self.members.epoch += 1
+        return [*self._broadcast(self.members.state()), *self._fewer_workers(node.rank)]
+
+    def _fewer_workers(self, rank: int) -> list[Action]:
+        """Look again at everything that may have waited for this worker."""
+        return [
+            *self.barriers.reconsider(self._active_ranks()),
+            *self._agree(self.stopping.left(rank)),
+        ]
+
+    def lost(self, peer: int, reason: str, now: float) -> list[Action]:
+        """Note the end of a connection; without a `Leave` before it, that is a loss."""
+        self._claims = [claim for claim in self._claims if claim.peer != peer]
+        node = self.members.of_peer(peer)
+        if node is None or self.ended is not None:
+            return []
+        return self._gone(node, clean=False, reason=reason)
+
+    def _gone(self, node: Node, clean: bool, reason: str) -> list[Action]:
+        peer = node.peer
+        self.members.leave(node, NodeState.LEFT if clean else NodeState.LOST, reason)
+        event = "node_left" if clean else "node_lost"
+        fields: dict[str, object] = {"node": str(node), "reason": reason}
+        actions: list[Action] = [Note(event, fields, "info" if clean else "warning")]
+        if node.role == "server":
+            actions += self._server_gone(node, clean)
+        else:
+            actions += self._worker_gone(node, peer, clean)
+        if self.ended is None:
+            actions += self._broadcast(self.members.state())
+            actions += self._settle_claims(node)
+            actions += self._end_if_idle()
+        return actions
+
+    def _server_gone(self, node: Node, clean: bool) -> list[Action]:
+        held = self.catalogue.held_by(node.rank)
+        if not held and clean:
+            return []
+        ranges = f"; with it went {', '.join(held)}" if held else ""
+        how = "has left" if clean else f"is lost ({node.reason})"
+        return self.end(False, f"{node} at {node.host}:{node.port} {how}{ranges}", str(node))
+
+    def _worker_gone(self, node: Node, peer: int, clean: bool) -> list[Action]:
+        self.barriers.leave(node.rank)
+        entering = self.catalogue.entering(node.rank)
+        actions = self.catalogue.gone(peer, node.rank)
+        if not clean:
+            others = bool(self.members.active_workers()) or self.settings.workers > 1
+            if self.settings.on_worker_loss == "fail" and others:
+                return self.end(False, f"{node} is lost: {node.reason}", str(node))
+            alive = len(self.members.connected("worker"))
+            if self.settings.min_workers and alive < self.settings.min_workers:
+                needed = self.settings.min_workers
+                text = (
+                    f"{node} is lost ({node.reason}); {alive} workers are left, {needed} are needed"
+                )
+                return self.end(False, text, str(node))
+        if clean and not entering:
+            # Its last seals are acknowledged: nobody waits for it.
+            return [*actions, *self._fewer_workers(node.rank)]
+        servers = self._server_peers()
+        self._losses[node.rank] = _Loss(asked=dict.fromkeys(servers), sealed={})
+        query = DeathQuery(worker=node.rank, incarnation=node.incarnation)
+        actions += [Tell(query, server) for server in servers.values()]
+        return [*actions, *self._fewer_workers(node.rank)]
+
+    def _report_loss(
+        self, server: int, worker: int, sealed: dict[int, tuple[int, bool]]
+    ) -> list[Action]:
+        loss = self._losses.get(worker)
+        if loss is None:
+            return []
+        loss.asked.pop(server, None)
+        for table, mark in sealed.items():
+            loss.sealed[table] = max(mark, loss.sealed.get(table, (0, False)))
+        if loss.asked:
+            return []
+        del self._losses[worker]
+        verdict = DeathVerdict(worker=worker, sealed=loss.sealed)
+        return [Tell(verdict, peer) for peer in self._server_peers().values()]
+
+    def _settle_claims(self, node: Node) -> list[Action]:
+        """Let in who waited for the name of a node that is gone."""
+        for claim in self._claims:
+            if claim.join.role == node.role and claim.join.name == node.name:
+                self._claims.remove(claim)
+                return self._take_in(claim.peer, claim.join)
+        return []
+
+    # --- the end ---
+
+    def _end_if_idle(self) -> list[Action]:
+        waiting = self.members.connected("worker") or self._claims
+        if not self.settings.end_when_idle or waiting or not self.members.ready:
+            return []
+        if self._arrived < max(1, self.settings.workers):
+            return []
+        return self.end(True, "all workers have finished")
+
+    def end(self, ok: bool, reason: str, node: str = "") -> list[Action]:
+        """End the job: tell everybody why."""
+        if self.ended is not None:
+            return []
+        self.ended = Ended(ok, reason)
+        shutdown = Shutdown(reason=reason[:1024], failed=not ok, node=node)
+        return [
+            *self._broadcast(shutdown),
+            *self._refuse_claims(),
+            Note(
+                "job_ended" if ok else "job_failed", {"reason": reason}, "info" if ok else "error"
+            ),
+            self.ended,
+        ]
+
+    def _refuse_claims(self) -> Iterable[Action]:
+        claims, self._claims = self._claims, []
+        text = f"the job has ended: {self.ended.reason if self.ended else ''}"
+        return [
+            Tell(Refused(code=ErrorCode.SHUTTING_DOWN, text=text), claim.peer) for claim in claims
+        ]
+
+    def stop(self, reason: str) -> list[Action]:
+        """Let all workers stop at one step boundary."""
+        workers = [(node.rank, node.peer) for node in self.members.active_workers()]
+        note = Note("stop_requested", {"reason": reason})
+        return [note, *self.stopping.request(reason, workers)]
+
+    def _agree(self, agreed: StopAt | None) -> list[Action]:
+        return [] if agreed is None else self._broadcast(agreed)
+
+    # --- time ---
+
+    def next_deadline(self) -> float | None:
+        """When `tick` should be called next."""
+        deadlines = [claim.deadline for claim in self._claims]
+        barrier = self.barriers.next_deadline()
+        if barrier is not None:
+            deadlines.append(barrier)
+        if self.settings.join_timeout_s is not None and not self.members.ready:
+            deadlines.append(self.started_at + self.settings.join_timeout_s)
+        return min(deadlines, default=None)
+
+    def tick(self, now: float) -> list[Action]:
+        """Act on deadlines that have passed."""
+        actions: list[Action] = []
+        for claim in [claim for claim in self._claims if claim.deadline <= now]:
+            self._claims.remove(claim)
+            text = f"a live {claim.join.role} has the name {claim.join.name}; choose another name"
+            actions.append(Tell(Refused(code=ErrorCode.NAME_IN_USE, text=text), claim.peer))
+        actions += self.barriers.expire(self._active_ranks(), now)
+        limit = self.settings.join_timeout_s
+        if limit is not None and not self.members.ready and now >= self.started_at + limit:
+            actions += self.end(False, f"after {limit:g} s {self._absent()}")
+        return actions
+
+    def _absent(self) -> str:
+        servers = f"{len(self.members.connected('server'))} of {self.settings.servers} servers"
+        workers = f"{len(self.members.connected('worker'))} of {self.settings.workers} workers"
+        return f"only {servers} and {workers} have registered"
+
+    def validate(self) -> None:
+        """Check what must always hold."""
+        peers = [
+            node.peer for role in ("server", "worker") for node in self.members.connected(role)
+        ]
+        assert len(peers) == len(set(peers))
+        assert all(peer >= 0 for peer in peers)

@@ -1,0 +1,76 @@
+"""The status of a job as one document, from what the scheduler and the nodes' reports know."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aiops.roles.membership import Node, NodeState
+
+if TYPE_CHECKING:
+    from aiops.roles.scheduler import SchedulerCore
+
+__all__ = ["status"]
+
+
+def status(core: SchedulerCore, now: float) -> dict[str, object]:
+    """Return members, tables with their range map, rounds, clocks and who is waited for."""
+    servers = core.members.nodes("server")
+    workers = core.members.nodes("worker")
+    return {
+        "job": core.job,
+        "epoch": core.members.epoch,
+        "ready": core.members.ready,
+        "ended": None if core.ended is None else {"ok": core.ended.ok, "reason": core.ended.reason},
+        "uptime_s": round(now - core.started_at, 3),
+        "expected": dict(core.members.expected),
+        "servers": [_node(node) for node in servers],
+        "workers": [_node(node) for node in workers],
+        "tables": core.catalogue.describe(),
+        "rounds": _rounds(servers),
+        "barriers": core.barriers.waiting(),
+        "stop": core.stopping.reason,
+        "bytes": _bytes(workers),
+    }
+
+
+def _node(node: Node) -> dict[str, object]:
+    report = node.report
+    return {
+        "rank": node.rank,
+        "name": node.name,
+        "state": node.state.value,
+        "reason": node.reason,
+        "incarnation": node.incarnation,
+        "address": f"{node.host}:{node.port}" if node.port else node.host,
+        "process_id": node.process_id,
+        "clock": node.clock,
+        "counters": dict(report.counters) if report else {},
+        "latency": {verb: dict(counts) for verb, counts in report.latency.items()}
+        if report
+        else {},
+        "metrics": dict(report.metrics) if report else {},
+    }
+
+
+def _rounds(servers: list[Node]) -> dict[str, dict[str, object]]:
+    rounds: dict[str, dict[str, object]] = {}
+    for node in servers:
+        if node.report is None or node.state is not NodeState.ALIVE:
+            continue
+        for table, (version, missing) in node.report.rounds.items():
+            entry = rounds.setdefault(table, {"versions": {}, "waiting_for": []})
+            versions, waiting = entry["versions"], entry["waiting_for"]
+            assert isinstance(versions, dict)
+            assert isinstance(waiting, list)
+            versions[node.rank] = version
+            waiting += [rank for rank in missing if rank not in waiting]
+    return rounds
+
+
+def _bytes(workers: list[Node]) -> dict[str, int]:
+    total = {"pushed": 0, "pulled": 0, "retransmitted": 0, "control": 0}
+    for node in workers:
+        if node.report is not None:
+            for cause in total:
+                total[cause] += node.report.counters.get(f"bytes_{cause}", 0)
+    return total

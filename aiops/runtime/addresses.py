@@ -1,0 +1,59 @@
+"""Addresses as users write them, and what may be bound without protection."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+
+from aiops.errors import ConfigError
+from aiops.van.base import Address
+
+__all__ = ["check_exposure", "is_wildcard", "parse_address", "scheduler_address"]
+
+
+def parse_address(text: str, what: str) -> Address:
+    """Read `host:port` or `[ipv6]:port`; `what` names the setting in the error."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"{what} is {text!r}; write host:port, for example 127.0.0.1:9070")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ConfigError(f"{what} is {text!r}; write an IPv6 address in brackets: [::1]:9070")
+    if not host:
+        raise ConfigError(f"{what} is {text!r}; name a host, or 0.0.0.0 for all interfaces")
+    return Address(host, int(port))
+
+
+def is_wildcard(host: str) -> bool:
+    """Whether the host stands for all interfaces."""
+    return host in ("0.0.0.0", "::")
+
+
+def check_exposure(address: Address, insecure: bool, what: str) -> None:
+    """Refuse to open a door beyond this machine unless the user has said so.
+
+    Connections are not authenticated in this version, so whoever reaches the port is a peer.
+    """
+    if insecure or address.host == "localhost":
+        return
+    try:
+        loopback = ipaddress.ip_address(address.host).is_loopback
+    except ValueError:
+        loopback = False
+    if not loopback:
+        raise ConfigError(
+            f"{what} {address} can be reached from other machines, and connections are not "
+            "authenticated: bind to 127.0.0.1, or allow it with --insecure (insecure=True)"
+        )
+
+
+def scheduler_address(given: str | None) -> Address:
+    """Return the scheduler's address as given, or from the environment."""
+    text = given or os.environ.get("AIOPS_SCHEDULER")
+    if not text:
+        raise ConfigError(
+            "no scheduler: pass its address (host:port), set AIOPS_SCHEDULER, or run the program "
+            "under `aiops launch`"
+        )
+    return parse_address(text, "the scheduler's address")

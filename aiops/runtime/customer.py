@@ -1,0 +1,425 @@
+"""Customer: one user of a worker node. Its outstanding requests, their replies, retransmission.
+
+It owns the data connections to the servers and moves a `Channel` for each. A lost connection
+is opened again and what was unanswered is sent again, byte for byte; the servers recognise
+repeats. One timer serves all deadlines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from aiops.errors import AiopsError, Closed, NodeFailed, RequestTimeout
+from aiops.observability import ByteCounters, LatencyHistogram
+from aiops.roles.requests import Channel, Operation, Part
+from aiops.runtime.dialling import LinkPlan, open_link
+from aiops.runtime.postoffice import Postoffice
+from aiops.van.base import Address, Van
+from aiops.van.link import Link
+from aiops_protocol.control import ClusterState, Member
+from aiops_protocol.frames import Control, Frame, Kind, Parked, Reply
+from aiops_protocol.handshake import Purpose, Role
+
+__all__ = ["Customer"]
+
+QUIET_TIMEOUT_S: Final = 60.0
+"""How long a call may see nothing move at all before it gives up."""
+
+WARN_WAITING_S: Final = 10.0
+"""How often the log names whom a call waits for."""
+
+RECONNECT_TIMEOUT_S: Final = 30.0
+"""How long a lost data connection is tried again before its requests fail. A dead server is
+reported by the scheduler long before."""
+
+
+class Server:
+    """One server as a customer sees it: where it is, its channel, its connection."""
+
+    __slots__ = ("channel", "link", "member", "opening", "reconnects")
+
+    def __init__(self, member: Member) -> None:
+        self.member = member
+        self.channel = Channel(session=0)
+        self.link: Link | None = None
+        self.opening: asyncio.Task[None] | None = None
+        self.reconnects = 0
+
+    def __str__(self) -> str:
+        member = self.member
+        return f"server {member.rank} ({member.name}) at {member.host}:{member.port}"
+
+
+class Customer:
+    """Sends operations to the servers and completes them.
+
+    Attributes
+    ----------
+    bytes
+        What went over the data connections, by cause.
+    latency
+        Histograms of whole calls, by verb.
+    """
+
+    def __init__(self, van: Van, postoffice: Postoffice) -> None:
+        self._van = van
+        self._postoffice = postoffice
+        self._servers: dict[int, Server] = {}
+        self._by_link: dict[int, Server] = {}
+        self._operations: dict[Operation, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._loop = asyncio.get_running_loop()
+        self._closed = False
+        self.bytes = ByteCounters()
+        self.latency: dict[str, LatencyHistogram] = {}
+        self.bytes_by_server: dict[int, list[int]] = {}
+        postoffice.on_failure = self._fail_all
+        postoffice.on_members = self._see
+
+    def _see(self, state: ClusterState) -> None:
+        for server in self._servers.values():
+            server.channel.epoch = state.epoch
+
+    async def open(self, timeout_s: float) -> None:
+        """Connect to every server of the job."""
+        for member in self._postoffice.members:
+            if member.role == "server":
+                self._servers[member.rank] = Server(member)
+                self._servers[member.rank].channel.epoch = self._postoffice.epoch
+                self.bytes_by_server[member.rank] = [0, 0]
+        opening = [
+            asyncio.ensure_future(self._connect(server, timeout_s))
+            for server in self._servers.values()
+        ]
+        try:
+            await asyncio.gather(*opening)
+        finally:
+            for task in opening:
+                task.cancel()
+            await asyncio.gather(*opening, return_exceptions=True)
+
+    async def _connect(self, server: Server, timeout_s: float) -> None:
+        joined = self._postoffice.joined
+
+        def destination(frame: Frame, size: int) -> memoryview | None:
+            return server.channel.destination(frame, size) if isinstance(frame, Reply) else None
+
+        plan = LinkPlan(
+            Address(server.member.host, server.member.port),
+            f"server {server.member.rank}",
+            Role.WORKER,
+            Role.SERVER,
+            Purpose.DATA,
+            job=bytes.fromhex(joined.job),
+            rank=joined.rank,
+            incarnation=joined.incarnation,
+            destination=destination,
+        )
+        await open_link(self._van, plan, _Adopter(self, server), timeout_s=timeout_s)
+
+    def adopt(self, server: Server, link: Link) -> None:
+        """Use a new connection to a server: first what was unanswered, then what waits."""
+        server.link = link
+        server.channel.window_bytes = link.welcome.window_bytes
+        self._by_link[link.number] = server
+        link.owner = self
+        self._pump(server)
+
+    # --- operations ---
+
+    def operation(self, verb: str, subject: str, timeout_s: float | None) -> Operation:
+        """Begin a call; parts are added to it and `start` sends them."""
+        return Operation(verb, subject, self._loop.time(), QUIET_TIMEOUT_S, timeout_s)
+
+    def start(self, operation: Operation, servers: list[int]) -> asyncio.Future[None]:
+        """Send the parts of an operation; `servers` has the rank for each part.
+
+        The future is completed when all parts are answered, or with the error.
+        """
+        future: asyncio.Future[None] = self._loop.create_future()
+        operation.token = future
+        if self._postoffice.failure is not None:
+            future.set_exception(self._postoffice.failure)
+            return future
+        if not operation.parts:
+            future.set_result(None)
+            return future
+        self._operations[operation] = None
+        touched: dict[int, None] = {}
+        for part, rank in zip(operation.parts, servers, strict=True):
+            part.server = rank
+            self._servers[rank].channel.submit(part)
+            touched[rank] = None
+        for rank in touched:
+            self._pump(self._servers[rank])
+        if self._timer is None or operation.deadline < self._timer_at:
+            self._arm(operation.deadline)
+        return future
+
+    async def finish(self, operation: Operation, future: asyncio.Future[None]) -> None:
+        """Wait for an operation that was started; see `cancel` for what cancelling leaves."""
+        try:
+            await future
+        except asyncio.CancelledError:
+            self.cancel(operation)
+            raise
+
+    def _pump(self, server: Server) -> None:
+        link = server.link
+        if link is None or not link.ready:
+            return
+        for part in server.channel.sendable(self._loop.time()):
+            size = len(part.header) + len(part.payload)
+            if part.resent:
+                self.bytes.retransmit_sent += size
+            elif part.kind.kind is Kind.PULL:
+                self.bytes.pull_sent += size
+            else:
+                self.bytes.push_sent += size
+            link.send_encoded(part.header, part.payload, borrowed=True)
+            if link.stream.full:
+                break
+
+    def flush(self) -> None:
+        """Hand everything to the kernel now: the caller may compute for long before it waits."""
+        for server in self._servers.values():
+            if server.link is not None:
+                server.link.stream.flush()
+
+    def cancel(self, operation: Operation) -> None:
+        """Let go of an operation that nobody awaits any more.
+
+        A pull is dropped, and its memory is not written any more. A push of which nothing has
+        left is dropped; otherwise what is unsent is copied and the push still happens whole.
+        """
+        if operation.done or operation not in self._operations:
+            return
+        mutations = [part for part in operation.parts if part.outbox is not None]
+        goes_on = any(part.request_id for part in mutations)
+        for part in list(operation.parts):
+            if part.outbox is None or not goes_on:
+                self._withdraw(part)
+        if not goes_on:
+            self._operations.pop(operation, None)
+            operation.done = True
+            return
+        for part in mutations:
+            part.own()
+        self._own_unsent(operation)
+
+    def _own_unsent(self, operation: Operation) -> None:
+        for rank in {part.server for part in operation.parts}:
+            link = self._servers[rank].link
+            if link is not None:
+                link.stream.own()
+
+    def _withdraw(self, part: Part) -> None:
+        server = self._servers[part.server]
+        if part.into is not None and server.link is not None:
+            server.link.abandon(part.into)
+        server.channel.withdraw(part)
+
+    def _complete(self, operation: Operation) -> None:
+        del self._operations[operation]
+        if operation.error is not None:
+            for part in operation.parts:
+                self._withdraw(part)
+            self._own_unsent(operation)
+        else:
+            histogram = self.latency.get(operation.verb)
+            if histogram is None:
+                histogram = self.latency[operation.verb] = LatencyHistogram()
+            histogram.record(self._loop.time() - operation.started_at)
+        future = operation.token
+        if future.done():
+            return
+        if operation.error is not None:
+            future.set_exception(operation.error)
+        else:
+            future.set_result(None)
+
+    # --- links ---
+
+    def link_ready(self, link: Link) -> None:
+        """Nothing to do: `_Adopter` hands a ready link to `adopt`."""
+
+    def link_frame(self, link: Link, frame: Frame) -> None:
+        """Take one answer."""
+        server = self._by_link.get(link.number)
+        if server is None or isinstance(frame, Control):
+            return
+        assert isinstance(frame, Reply)
+        now = self._loop.time()
+        self._count(frame)
+        if isinstance(frame, Parked):
+            server.channel.answer(frame, now)
+            self._warn_waiting(now)
+            return
+        part = server.channel.answer(frame, now)
+        if part is not None and part.operation.done and part.operation in self._operations:
+            self._complete(part.operation)
+
+    def _count(self, frame: Reply) -> None:
+        size = 64 + len(frame.payload)
+        if frame.kind is Kind.VALUE:
+            self.bytes.pull_received += size
+        else:
+            self.bytes.push_received += size
+
+    def _warn_waiting(self, now: float) -> None:
+        for operation in self._operations:
+            if operation.waiting_for and now - operation.warned_at >= WARN_WAITING_S:
+                operation.warned_at = now
+                self._postoffice.log.warning(
+                    "waiting",
+                    operation=f"{operation.verb} {operation.subject}",
+                    elapsed_s=round(now - operation.started_at, 1),
+                    workers=operation.waiting_for,
+                )
+
+    def link_batch_end(self, link: Link) -> None:
+        """Send what the answers have made room for."""
+        server = self._by_link.get(link.number)
+        if server is not None and not server.channel.idle:
+            self._pump(server)
+
+    def link_drained(self, link: Link) -> None:
+        """Send what waits."""
+        server = self._by_link.get(link.number)
+        if server is not None:
+            self._pump(server)
+
+    def link_lost(self, link: Link, error: AiopsError | None) -> None:
+        """Open the connection again, unless this is the end."""
+        server = self._by_link.pop(link.number, None)
+        if server is None:
+            return
+        traffic = self.bytes_by_server[server.member.rank]
+        traffic[0] += link.bytes_sent
+        traffic[1] += link.bytes_received
+        if server.link is link:
+            server.link = None
+        server.channel.lost()
+        if self._closed or self._postoffice.failure is not None:
+            return
+        if link.goodbye is not None:
+            self._fail_server(server, f"{server} ended the connection: {link.goodbye.text}")
+            return
+        server.reconnects += 1
+        self._postoffice.log.warning("connection_lost", server=str(server), reason=str(error))
+        server.opening = self._loop.create_task(self._reconnect(server))
+
+    async def _reconnect(self, server: Server) -> None:
+        try:
+            await self._connect(server, RECONNECT_TIMEOUT_S)
+        except AiopsError as error:
+            self._fail_server(server, f"{server} is gone: {error}")
+        finally:
+            server.opening = None
+
+    def _fail_server(self, server: Server, text: str) -> None:
+        node = f"server {server.member.rank} ({server.member.name})"
+        for operation in list(self._operations):
+            if any(part.server == server.member.rank for part in operation.parts):
+                operation.error = NodeFailed(
+                    f"{operation.verb} {operation.subject}: {text}", node=node
+                )
+                self._complete(operation)
+
+    def _fail_all(self, error: AiopsError) -> None:
+        for operation in list(self._operations):
+            operation.error = error
+            self._complete(operation)
+
+    # --- time ---
+
+    def _arm(self, at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = at
+        self._timer = self._loop.call_at(at, self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        for operation in list(self._operations):
+            if operation.deadline <= now and operation in self._operations:
+                operation.error = self._timeout(operation, now)
+                self._complete(operation)
+        earliest = min((operation.deadline for operation in self._operations), default=None)
+        if earliest is not None:
+            self._arm(earliest)
+
+    def _timeout(self, operation: Operation, now: float) -> RequestTimeout:
+        elapsed_s = now - operation.started_at
+        silent = sorted({part.server for part in operation.parts if not part.settled})
+        first = next(part for part in operation.parts if not part.settled)
+        servers = ", ".join(str(self._servers[rank]) for rank in silent)
+        waiting = (
+            f"; it waits by rule for worker {', '.join(map(str, operation.waiting_for))}"
+            if operation.waiting_for
+            else ""
+        )
+        return RequestTimeout(
+            f"{operation.verb} {operation.subject}: no answer from {servers} for keys "
+            f"[{first.begin}, {first.end}) within {elapsed_s:.1f} s{waiting}",
+            operation=operation.verb,
+            elapsed_s=elapsed_s,
+        )
+
+    @property
+    def retransmitted_bytes(self) -> int:
+        """Bytes that were sent again."""
+        return self.bytes.retransmit_sent
+
+    def traffic(self) -> dict[int, dict[str, int]]:
+        """Return bytes sent and received, per server rank, headers included."""
+        result = {}
+        for rank, server in self._servers.items():
+            sent, received = self.bytes_by_server[rank]
+            if server.link is not None:
+                sent += server.link.bytes_sent
+                received += server.link.bytes_received
+            result[rank] = {"sent": sent, "received": received}
+        return result
+
+    async def close(self) -> None:
+        """Say goodbye to the servers; what is still outstanding fails. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._fail_all(Closed("this worker has been closed"))
+        tasks = [server.opening for server in self._servers.values() if server.opening]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for server in self._servers.values():
+            if server.link is not None:
+                server.link.close()
+
+
+class _Adopter:
+    """Owns a link for the moment between its handshake and its adoption by the customer."""
+
+    def __init__(self, customer: Customer, server: Server) -> None:
+        self._customer = customer
+        self._server = server
+
+    def link_ready(self, link: Link) -> None:
+        self._customer.adopt(self._server, link)
+
+    def link_frame(self, link: Link, frame: Frame) -> None:
+        """No frame comes before adoption."""
+
+    def link_batch_end(self, link: Link) -> None:
+        """Nothing to do."""
+
+    def link_drained(self, link: Link) -> None:
+        """Nothing to do."""
+
+    def link_lost(self, link: Link, error: AiopsError | None) -> None:
+        """Nothing to do: an adopted link belongs to the customer."""

@@ -1,0 +1,369 @@
+"""Postoffice: who this worker is, who is in the cluster, barriers, tables, the common stop.
+
+It owns the worker's connection to the scheduler and holds no parameters. Whatever ends the
+job (a failure elsewhere, the scheduler's loss) arrives here first and is passed to everybody
+who waits, by `failed`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from aiops.errors import (
+    AiopsError,
+    BarrierTimeout,
+    Closed,
+    JoinTimeout,
+    NodeFailed,
+    RequestTimeout,
+    UsageError,
+    rejection,
+)
+from aiops.observability import get_logger
+from aiops.runtime.dialling import LinkPlan, open_link
+from aiops.van.base import Address, Van
+from aiops.van.link import Link
+from aiops_protocol.control import (
+    AttachTable,
+    BarrierDone,
+    BarrierEnter,
+    ClusterState,
+    ControlMessage,
+    FinishWorker,
+    Join,
+    Joined,
+    Leave,
+    Member,
+    NodeReport,
+    Refused,
+    Shutdown,
+    StopAt,
+    StopProposal,
+    StopRequest,
+    StopVote,
+    TableInitialised,
+    TableOpened,
+    TableSpec,
+)
+from aiops_protocol.frames import Control, Frame
+from aiops_protocol.handshake import Purpose, Role
+
+__all__ = ["Postoffice"]
+
+BARRIER_SLACK_S: Final = 5.0
+"""How much longer than a barrier's deadline to wait for the scheduler to say who is missing."""
+
+T = TypeVar("T")
+
+
+class Postoffice:
+    """One worker's membership in a job.
+
+    Attributes
+    ----------
+    failure
+        Why nothing works any more, or `None`.
+    clock
+        Completed clocks of this worker; kept here because the scheduler asks for it.
+    in_step
+        Whether the worker is within a step that it has not completed.
+    """
+
+    def __init__(self, van: Van, scheduler: Address) -> None:
+        self.scheduler = scheduler
+        self.failure: AiopsError | None = None
+        self.ended_well: str | None = None
+        self.clock = 0
+        self.in_step = False
+        self.stop_vote: int | None = None
+        self.stop_at: StopAt | None = None
+        self.on_failure: Callable[[AiopsError], None] = lambda error: None
+        self.on_members: Callable[[ClusterState], None] = lambda state: None
+        self.log = get_logger(role="worker")
+        self._van = van
+        self._link: Link | None = None
+        self._joined: Joined | None = None
+        self._state: ClusterState | None = None
+        self._waiters: set[asyncio.Future[None]] = set()  # woken by any change
+        self._calls: dict[int, asyncio.Future[TableOpened]] = {}
+        self._barriers: dict[tuple[str, int], asyncio.Future[BarrierDone]] = {}
+        self._next_call = 1
+        self._generations: dict[str, int] = {}
+        self._refused: AiopsError | None = None
+        self._leaving = False
+
+    @property
+    def joined(self) -> Joined:
+        """Rank, name, incarnation and job of this worker."""
+        assert self._joined is not None
+        return self._joined
+
+    @property
+    def epoch(self) -> int:
+        """Version of the membership that this worker knows."""
+        return self._state.epoch if self._state else 0
+
+    @property
+    def members(self) -> list[Member]:
+        """All nodes of the job that are in it now."""
+        members = self._state.members if self._state else []
+        return [member for member in members if member.state in ("alive", "finished")]
+
+    @property
+    def bytes_total(self) -> int:
+        """Bytes over the connection to the scheduler, both ways."""
+        return self._link.bytes_sent + self._link.bytes_received if self._link else 0
+
+    async def join(self, name: str, timeout_s: float) -> None:
+        """Register, and wait until the expected servers and workers have registered too."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        plan = LinkPlan(
+            self.scheduler, "the scheduler", Role.WORKER, Role.SCHEDULER, Purpose.CONTROL
+        )
+        self._link = await open_link(self._van, plan, self, timeout_s=timeout_s)
+        self._send(Join(role="worker", name=name, process_id=os.getpid()))
+        told = loop.time()
+        while not self._is_ready():
+            if self._refused is not None:
+                raise self._refused
+            self.check()
+            if loop.time() >= deadline:
+                raise JoinTimeout(
+                    f"after {timeout_s:g} s {self._absent()} (scheduler {self.scheduler})",
+                    operation="connect",
+                    elapsed_s=timeout_s,
+                )
+            if loop.time() - told >= 3.0:
+                told = loop.time()
+                self.log.warning("waiting_for_members", reason=self._absent())
+            await self._change(min(deadline, told + 3.0) - loop.time())
+        self.clock = self.joined.clock
+        self.log = get_logger(
+            role="worker",
+            rank=self.joined.rank,
+            incarnation=self.joined.incarnation,
+            job=self.joined.job[:8],
+        )
+
+    def _is_ready(self) -> bool:
+        return self._joined is not None and self._state is not None and self._state.ready
+
+    def _absent(self) -> str:
+        if self._state is None:
+            return "the scheduler has not answered yet (is the name held by a live worker?)"
+        servers = sum(member.role == "server" for member in self.members)
+        workers = sum(member.role == "worker" for member in self.members)
+        return (
+            f"{servers}/{self._state.expected_servers} servers and "
+            f"{workers}/{self._state.expected_workers} workers have registered"
+        )
+
+    async def _change(self, timeout_s: float) -> None:
+        """Wait for the next message that changes something, at most `timeout_s`."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        try:
+            async with asyncio.timeout(max(timeout_s, 0.0)):
+                await waiter
+        except TimeoutError:
+            pass
+        finally:
+            self._waiters.discard(waiter)
+
+    def _changed(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def check(self) -> None:
+        """Raise what has ended the job, if anything has."""
+        if self.failure is not None:
+            raise self.failure.with_traceback(None)
+
+    def _send(self, message: ControlMessage) -> None:
+        if self._link is not None:
+            self._link.send(Control(message))
+
+    # --- the scheduler's messages ---
+
+    def link_ready(self, link: Link) -> None:
+        """Nothing to do: `join` goes on."""
+
+    def link_batch_end(self, link: Link) -> None:
+        """Nothing is kept back until the end of a batch."""
+
+    def link_drained(self, link: Link) -> None:
+        """Control messages are small; nothing waits for room."""
+
+    def link_frame(self, link: Link, frame: Frame) -> None:
+        """Handle a message of the scheduler."""
+        assert isinstance(frame, Control)
+        message = frame.message
+        match message:
+            case Joined():
+                self._joined = message
+            case ClusterState():
+                self._state = message
+                self.on_members(message)
+            case TableOpened(call=call):
+                future = self._calls.pop(call, None)
+                if future is not None and not future.done():
+                    future.set_result(message)
+            case Refused():
+                self._refuse(message)
+            case BarrierDone(name=name, generation=generation):
+                self._barrier_done(message, name, generation)
+            case StopProposal():
+                self.stop_vote = self.clock + 1 if self.in_step else self.clock
+                self._send(StopVote(clock=self.stop_vote))
+            case StopAt():
+                self.stop_at = message
+            case Shutdown():
+                self._shutdown(message)
+            case _:
+                self.log.warning("unexpected_message", message=type(message).__name__)
+        self._changed()
+
+    def _refuse(self, message: Refused) -> None:
+        error = rejection(message.code, message.text)
+        if message.call:
+            future = self._calls.pop(message.call, None)
+            if future is not None and not future.done():
+                future.set_exception(error)
+        elif self._joined is None:
+            self._refused = error
+        else:
+            for barrier in self._barriers.values():
+                if not barrier.done():
+                    barrier.set_exception(error)
+
+    def _barrier_done(self, message: BarrierDone, name: str, generation: int) -> None:
+        # The first call of a name asks for generation 0, "the next one".
+        future = self._barriers.pop((name, generation), None) or self._barriers.pop((name, 0), None)
+        if not message.missing:
+            self._generations[name] = generation
+        if future is not None and not future.done():
+            future.set_result(message)
+
+    def _shutdown(self, message: Shutdown) -> None:
+        if message.failed:
+            self._fail(NodeFailed(f"the job has failed: {message.reason}", node=message.node))
+        else:
+            self.ended_well = message.reason
+            self._fail(Closed(f"the job has ended: {message.reason}"))
+
+    def link_lost(self, link: Link, error: AiopsError | None) -> None:
+        """Note that the scheduler is gone."""
+        if self._leaving:
+            return
+        why = str(error) if error is not None else "it said goodbye"
+        self._fail(
+            NodeFailed(f"the scheduler at {self.scheduler} is gone: {why}", node="scheduler")
+        )
+
+    def _fail(self, error: AiopsError) -> None:
+        if self.failure is not None:
+            return
+        self.failure = error
+        futures: list[asyncio.Future[Any]] = [*self._calls.values(), *self._barriers.values()]
+        for future in futures:
+            if not future.done():
+                future.set_exception(error)
+        self._calls.clear()
+        self._barriers.clear()
+        self._changed()
+        self.on_failure(error)
+
+    # --- what a worker asks ---
+
+    async def attach(
+        self, name: str, spec: TableSpec | None, *, observer: bool, timeout_s: float
+    ) -> TableOpened:
+        """Create a table or join it.
+
+        Cancelling leaves a table that was created; this worker has not entered its rounds.
+        """
+        self.check()
+        call = self._next_call
+        self._next_call += 1
+        future: asyncio.Future[TableOpened] = asyncio.get_running_loop().create_future()
+        self._calls[call] = future
+        self._send(AttachTable(call=call, name=name, spec=spec, observer=observer))
+        return await self._await(future, f"opening table {name}", timeout_s)
+
+    async def _await(self, future: asyncio.Future[T], operation: str, timeout_s: float) -> T:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await future
+        except TimeoutError:
+            raise RequestTimeout(
+                f"{operation}: no answer from the scheduler at {self.scheduler} within "
+                f"{timeout_s:g} s",
+                operation=operation,
+                elapsed_s=timeout_s,
+            ) from None
+
+    def initialised(self, table: int) -> None:
+        """Tell that the initial values are in."""
+        self._send(TableInitialised(table=table))
+
+    async def barrier(self, name: str, timeout_s: float) -> None:
+        """Wait until every live, unfinished worker is at the barrier."""
+        self.check()
+        generation = self._generations[name] + 1 if name in self._generations else 0
+        key = (name, generation)
+        if key in self._barriers:
+            raise UsageError(f"barrier {name}: this worker waits at it already, in another task")
+        future: asyncio.Future[BarrierDone] = asyncio.get_running_loop().create_future()
+        self._barriers[key] = future
+        self._send(BarrierEnter(name=name, generation=generation, timeout_s=timeout_s))
+        try:
+            done = await self._await(future, f"barrier {name}", timeout_s + BARRIER_SLACK_S)
+        finally:
+            self._barriers.pop(key, None)
+        if done.missing:
+            raise BarrierTimeout(
+                f"barrier {name}: after {timeout_s:g} s {len(done.missing)} missing: "
+                + "; ".join(done.missing),
+                operation=f"barrier {name}",
+                elapsed_s=timeout_s,
+                missing=done.missing,
+            )
+
+    def request_stop(self, reason: str) -> None:
+        """Ask all workers to stop at one step boundary."""
+        self.check()
+        self._send(StopRequest(reason=reason[:1024]))
+
+    async def may_begin_step(self) -> bool:
+        """Whether another step begins at the current clock, or all stop here.
+
+        Waits while a stop is being agreed on that may lie at this boundary.
+        """
+        while self.stop_at is None and self.stop_vote is not None and self.clock >= self.stop_vote:
+            self.check()
+            await self._change(1.0)
+        return self.stop_at is None or self.clock < self.stop_at.clock
+
+    def report(self, report: NodeReport) -> None:
+        """Send what this worker counted."""
+        if self.failure is None:
+            self._send(report)
+
+    def finish(self) -> None:
+        """Tell that this worker contributes no more clocks."""
+        self._send(FinishWorker(clock=self.clock))
+
+    def leave(self, clean: bool, reason: str) -> None:
+        """Leave the job and close the connection; nothing works afterwards."""
+        self._leaving = True
+        if self._link is not None:
+            if self._joined is not None:
+                self._send(Leave(clean=clean, reason=reason[:1024]))
+            self._link.close()
+        if self.failure is None:
+            self.failure = Closed("this worker has been closed")

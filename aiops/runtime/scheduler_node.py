@@ -1,0 +1,355 @@
+"""The scheduler's shell: accepts nodes, performs what `SchedulerCore` decides, keeps its timer."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+from typing import Any, Final
+
+import msgspec
+
+from aiops.errors import AiopsError, PeerMisbehaved
+from aiops.observability import ProcessSpans, Span, chrome_trace, get_logger
+from aiops.roles.actions import Action, Drop, Ended, Note, RoundClosed, Send, Tell
+from aiops.roles.membership import Node
+from aiops.roles.scheduler import SchedulerCore
+from aiops.roles.settings import SchedulerSettings
+from aiops.roles.status import status
+from aiops.runtime.addresses import check_exposure, parse_address
+from aiops.runtime.doors import Silent, log_note, open_door, refuse
+from aiops.van import TcpVan
+from aiops.van.base import Address, Listener, Stream, Van
+from aiops.van.link import Link
+from aiops_protocol.control import Join, NodeReport
+from aiops_protocol.errors import ErrorCode
+from aiops_protocol.frames import Control, Frame
+from aiops_protocol.handshake import Purpose, Role, ServerHandshake
+
+__all__ = ["Scheduler"]
+
+TRACE_SPANS_MAX: Final = 1_000_000
+"""Spans kept of a whole job: about 100 MB; more are counted and dropped."""
+
+LEAVE_GRACE_S: Final = 5.0
+"""How long nodes may take to leave after the end before their connections are cut."""
+
+DIAL_BACK_TIMEOUT_S: Final = 5.0
+"""How long a joining server's advertised address may take to answer."""
+
+_log = get_logger(role="scheduler")
+
+_PEER_ROLES: Final = {Role.SERVER: "server", Role.WORKER: "worker", Role.OBSERVER: "observer"}
+
+
+class Scheduler:
+    """The scheduler of one job, in this process.
+
+    Parameters
+    ----------
+    bind
+        `host:port` to listen at; port 0 takes a free one (see `address`).
+    sock
+        A socket that listens already, in place of `bind`.
+    advertise
+        `host:port` under which other nodes reach this one, if it is not where it is bound.
+    servers, workers
+        How many the job expects; `connect()` returns when they have registered. With
+        `workers=0` any number of workers may come and go.
+    on_worker_loss
+        `"fail"` ends the job when a worker is lost, `"continue"` goes on without it. The
+        default is `"fail"`, or `"continue"` when `min_workers` is given.
+    min_workers
+        Fewer live workers than this end the job.
+    heartbeat_s
+        Told to every node: the unit of failure detection.
+    end_when_idle
+        End the job when the last worker has left.
+    join_timeout_s
+        End the job when the expected nodes have not registered by then.
+    trace
+        Collect the spans of every node's phases (`trace_events`).
+    insecure
+        Allow an address that other machines can reach, without authentication.
+
+    Raises
+    ------
+    ConfigError
+        A setting is wrong, or the address cannot be bound.
+
+    Examples
+    --------
+    >>> async with aiops.Scheduler(servers=2, workers=4) as scheduler:  # doctest: +SKIP
+    ...     print(scheduler.address)
+    ...     outcome = await scheduler.wait_ended()
+    """
+
+    def __init__(
+        self,
+        bind: str = "127.0.0.1:0",
+        *,
+        sock: socket.socket | None = None,
+        advertise: str | None = None,
+        servers: int = 1,
+        workers: int = 0,
+        on_worker_loss: str | None = None,
+        min_workers: int | None = None,
+        heartbeat_s: float = 0.5,
+        end_when_idle: bool = False,
+        join_timeout_s: float | None = None,
+        trace: bool = False,
+        insecure: bool = False,
+        van: Van | None = None,
+    ) -> None:
+        self._settings = SchedulerSettings(
+            servers=servers,
+            workers=workers,
+            on_worker_loss=on_worker_loss or ("continue" if min_workers else "fail"),
+            min_workers=min_workers or 0,
+            heartbeat_s=heartbeat_s,
+            end_when_idle=end_when_idle,
+            join_timeout_s=join_timeout_s,
+            trace=trace,
+        )
+        self._bind = parse_address(bind, "bind")
+        self._advertise = parse_address(advertise, "advertise") if advertise else None
+        if sock is None:
+            check_exposure(self._bind, insecure, "the scheduler at")
+        self._sock = sock
+        self._van: Van = van or TcpVan()
+        self._listener: Listener | None = None
+        self._links: dict[int, Link] = {}
+        self._core: SchedulerCore | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._ended: asyncio.Future[Ended] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._traces = Traces()
+        self._emptied = asyncio.Event()
+
+    @property
+    def address(self) -> str:
+        """Where other nodes reach this scheduler, `host:port`."""
+        if self._advertise is not None and self._advertise.port:
+            return str(self._advertise)
+        assert self._listener is not None, "not started"
+        host = self._advertise.host if self._advertise is not None else self._listener.address.host
+        return str(Address(host, self._listener.address.port))
+
+    @property
+    def job(self) -> str:
+        """The random id of this job."""
+        return self._running.job
+
+    @property
+    def _running(self) -> SchedulerCore:
+        assert self._core is not None, "not started"
+        return self._core
+
+    async def __aenter__(self) -> Scheduler:
+        """Start; leaving closes."""
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close."""
+        await self.close()
+
+    async def start(self) -> None:
+        """Open the door."""
+        loop = asyncio.get_running_loop()
+        self._core = SchedulerCore(self._settings, secrets.token_hex(16), loop.time())
+        self._ended = loop.create_future()
+        self._listener = await open_door(self._van, self._bind, self._sock, self._accept)
+        self._arm()
+
+    def _accept(self, stream: Stream) -> Link:
+        handshake = ServerHandshake(
+            Role.SCHEDULER,
+            secrets.token_bytes(32),
+            bytes.fromhex(self._running.job),
+            epoch=self._running.members.epoch,
+            admit=lambda hello: (
+                ErrorCode.OK if hello.purpose == Purpose.CONTROL else ErrorCode.WRONG_ROLE
+            ),
+        )
+        return Link(stream, handshake, self)
+
+    # --- links ---
+
+    def link_ready(self, link: Link) -> None:
+        """Take in a connection; the node behind it says who it is with `Join`."""
+        link.tag = _PEER_ROLES.get(Role(link.hello.role), "a node")
+        self._links[link.number] = link
+
+    def link_frame(self, link: Link, frame: Frame) -> None:
+        """Handle one message."""
+        assert isinstance(frame, Control)
+        message = frame.message
+        if isinstance(message, Join):
+            self._welcome(link, message)
+            return
+        if isinstance(message, NodeReport):
+            node = self._running.members.of_peer(link.number)
+            if node is not None:
+                self._traces.add(node, message)
+        self._perform(self._running.message(link.number, message, self._now()))
+
+    def _welcome(self, link: Link, join: Join) -> None:
+        host = join.host or link.stream.remote.rpartition(":")[0].strip("[]")
+        join = msgspec.structs.replace(join, host=host)
+        if join.role != "server":
+            self._perform(self._running.message(link.number, join, self._now()))
+            return
+        task = asyncio.get_running_loop().create_task(self._dial_back(link, join))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _dial_back(self, link: Link, join: Join) -> None:
+        """Check that a server's advertised address answers, before any worker depends on it."""
+        address = Address(join.host, join.port)
+        try:
+            async with asyncio.timeout(DIAL_BACK_TIMEOUT_S):
+                stream = await self._van.dial(address, lambda stream: Silent())
+            stream.abort()
+        except (AiopsError, TimeoutError) as error:
+            why = str(error) or "no answer"
+            text = f"the advertised address {address} cannot be reached from the scheduler: {why}"
+            refuse(link, ErrorCode.INVALID_SETTING, text)
+            return
+        if link.number in self._links:
+            self._perform(self._running.message(link.number, join, self._now()))
+
+    def link_batch_end(self, link: Link) -> None:
+        """Nothing is kept back until the end of a batch."""
+
+    def link_drained(self, link: Link) -> None:
+        """Control messages are small; nothing waits for room."""
+
+    def link_lost(self, link: Link, error: AiopsError | None) -> None:
+        """Note the end of a connection."""
+        known = self._links.pop(link.number, None)
+        if known is None:
+            if isinstance(error, PeerMisbehaved):
+                _log.warning("connection_refused", peer=link.stream.remote, reason=str(error))
+            return
+        reason = str(error) if error is not None else "it said goodbye without leaving"
+        self._perform(self._running.lost(link.number, reason, self._now()))
+        if not self._links:
+            self._emptied.set()
+
+    # --- actions ---
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _perform(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Tell(message=message, peer=peer):
+                    link = self._links.get(peer)
+                    if link is not None:
+                        link.send(Control(message))
+                case Drop(peer=peer, code=code, text=text):
+                    link = self._links.get(peer)
+                    if link is not None:
+                        link.close(ErrorCode(code), text)
+                case Note():
+                    log_note(_log, action)
+                case Ended():
+                    assert self._ended is not None
+                    if not self._ended.done():
+                        self._ended.set_result(action)
+                case Send() | RoundClosed():
+                    raise AssertionError(f"a scheduler does not {type(action).__name__}")
+        self._arm()
+
+    def _arm(self) -> None:
+        deadline = self._running.next_deadline()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if deadline is not None:
+            self._timer = asyncio.get_running_loop().call_at(deadline, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._perform(self._running.tick(self._now()))
+
+    # --- for the owner ---
+
+    def status(self) -> dict[str, Any]:
+        """Return members, tables with their range map, rounds, clocks and who is waited for."""
+        return status(self._running, self._now())
+
+    def trace_events(self) -> dict[str, Any]:
+        """Return what was traced so far as one Chrome/Perfetto trace document."""
+        return chrome_trace(self._traces.processes())
+
+    def expect_workers(self, workers: int) -> None:
+        """Let `connect` of the next workers wait until this many have registered."""
+        self._running.members.expect_workers(workers)
+
+    async def wait_ended(self) -> Ended:
+        """Wait for the end of the job and return how it ended (`ok`, `reason`)."""
+        assert self._ended is not None, "not started"
+        return await asyncio.shield(self._ended)
+
+    async def stop(self, reason: str) -> None:
+        """Ask all workers to stop at one step boundary; returns at once."""
+        self._perform(self._running.stop(reason))
+
+    async def close(self, reason: str = "the scheduler was closed") -> None:
+        """End the job if it runs, give everybody a moment to leave, and free the port.
+
+        Idempotent. Takes `LEAVE_GRACE_S` at most.
+        """
+        if self._listener is None:
+            return
+        listener, self._listener = self._listener, None
+        self._perform(self._running.end(True, reason))
+        await listener.close()
+        if self._links:
+            self._emptied.clear()
+            try:
+                async with asyncio.timeout(LEAVE_GRACE_S):
+                    await self._emptied.wait()
+            except TimeoutError:
+                left = ", ".join(str(link) for link in self._links.values())
+                _log.warning("nodes_did_not_leave", nodes=left)
+        for link in list(self._links.values()):
+            link.abort()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+class Traces:
+    """The spans of all nodes, bounded."""
+
+    def __init__(self, limit: int = TRACE_SPANS_MAX) -> None:
+        self._left = limit
+        self._nodes: dict[tuple[str, int], tuple[list[Span], int, int]] = {}
+
+    def add(self, node: Node, report: NodeReport) -> None:
+        """Keep the spans of a report, as far as the limit allows."""
+        if not report.spans and not report.spans_dropped:
+            return
+        spans, _, dropped = self._nodes.get((node.role, node.rank), ([], 0, 0))
+        room = max(self._left, 0)
+        spans += report.spans[:room]
+        self._left -= len(report.spans)
+        lost = len(report.spans) - min(room, len(report.spans))
+        self._nodes[node.role, node.rank] = (
+            spans,
+            report.clock_offset_ns,
+            dropped + report.spans_dropped + lost,
+        )
+
+    def processes(self) -> list[ProcessSpans]:
+        """Return what every node contributed."""
+        return [
+            ProcessSpans(role, rank, spans, dropped, offset)
+            for (role, rank), (spans, offset, dropped) in self._nodes.items()
+        ]

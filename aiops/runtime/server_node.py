@@ -1,0 +1,433 @@
+"""The server's shell: takes requests from workers, performs what `ServerCore` decides, reports."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+import time
+from typing import Final
+
+from aiops.errors import AiopsError, ConnectionLost, NodeFailed, PeerMisbehaved, rejection
+from aiops.observability import LatencyHistogram, SpanBuffer, get_logger
+from aiops.roles.actions import Action, Drop, Ended, Note, RoundClosed, Send, Tell
+from aiops.roles.server import ServerCore
+from aiops.runtime.addresses import (
+    check_exposure,
+    is_wildcard,
+    parse_address,
+    scheduler_address,
+)
+from aiops.runtime.dialling import LinkPlan, open_link
+from aiops.runtime.doors import log_note, open_door
+from aiops.van import TcpVan
+from aiops.van.base import Address, Listener, Stream, Van
+from aiops.van.link import Link
+from aiops_protocol.control import Join, Joined, Leave, NodeReport, Refused
+from aiops_protocol.errors import ErrorCode
+from aiops_protocol.frames import Control, Frame, Kind, Request
+from aiops_protocol.handshake import Hello, Purpose, Role, ServerHandshake
+from aiops_protocol.limits import PULL_WINDOW_BYTES, SEGMENT_BYTES
+
+__all__ = ["Server"]
+
+TICK_S: Final = 0.25
+"""Grain of notices to those who wait; a quarter of the shortest period that they have."""
+
+SLOW_READER_BYTES: Final = PULL_WINDOW_BYTES + 2 * SEGMENT_BYTES
+"""A correct worker asks for no more than a pull window at a time; who has more unread than that
+does not read, and is cut off."""
+
+MEMORY_SHARE: Final = 0.8
+"""Part of the machine's memory that shards may take unless told otherwise."""
+
+CLOSE_GRACE_S: Final = 2.0
+"""How long workers may take to close their side when the server ends."""
+
+
+class Server:
+    """One server of a job, in this process.
+
+    Parameters
+    ----------
+    scheduler
+        `host:port` of the scheduler; without it `$AIOPS_SCHEDULER`.
+    name
+        A server that gives the same name again gets its rank back; without it one is made.
+    bind, sock, advertise, insecure
+        As for `Scheduler`. Without `advertise`, workers are told the bound host, or, if that
+        stands for all interfaces, the local address of the connection to the scheduler.
+    connect_timeout_s
+        How long to try to reach the scheduler.
+    memory_limit_bytes
+        What all shards together may need; by default 80 % of the machine's memory.
+
+    Raises
+    ------
+    ConfigError
+        A setting is wrong, or the address cannot be bound.
+    DialFailed
+        The scheduler cannot be reached.
+    """
+
+    def __init__(
+        self,
+        scheduler: str | None = None,
+        *,
+        name: str | None = None,
+        bind: str = "127.0.0.1:0",
+        sock: socket.socket | None = None,
+        advertise: str | None = None,
+        insecure: bool = False,
+        connect_timeout_s: float = 60.0,
+        memory_limit_bytes: int | None = None,
+        van: Van | None = None,
+    ) -> None:
+        self._scheduler = scheduler_address(scheduler)
+        self._wanted_name = name or ""
+        self._bind = parse_address(bind, "bind")
+        self._advertise = parse_address(advertise, "advertise") if advertise else None
+        if sock is None:
+            check_exposure(self._bind, insecure, "the server at")
+        self._sock = sock
+        self._connect_timeout_s = connect_timeout_s
+        self._van: Van = van or TcpVan()
+        self._core = ServerCore(memory_limit_bytes or int(MEMORY_SHARE * _machine_memory_bytes()))
+        self._listener: Listener | None = None
+        self._control: Link | None = None
+        self._links: dict[int, Link] = {}
+        self._receiving: dict[int, bytearray] = {}  # link: segment being received
+        self._spare: list[bytearray] = []
+        self._joined: Joined | None = None
+        self._joining: asyncio.Future[Joined] | None = None
+        self._ended: asyncio.Future[Ended] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._report_at = 0.0
+        self._spans: SpanBuffer | None = None
+        self._apply_latency = LatencyHistogram()
+        self._emptied = asyncio.Event()
+        self._closing: asyncio.Task[None] | None = None
+        self._log = get_logger(role="server")
+        self._counters = dict.fromkeys(("frames", "rounds", "connections"), 0)
+        self._bytes_gone = [0, 0]  # sent, received over connections that have ended
+
+    @property
+    def address(self) -> str:
+        """Where workers reach this server, `host:port`."""
+        return str(self._public_address())
+
+    @property
+    def rank(self) -> int:
+        """Rank of this server, from 0."""
+        return self._known.rank
+
+    @property
+    def name(self) -> str:
+        """Name of this server, given or made."""
+        return self._known.name
+
+    @property
+    def _known(self) -> Joined:
+        assert self._joined is not None, "not started"
+        return self._joined
+
+    def _public_address(self) -> Address:
+        assert self._listener is not None, "not started"
+        bound = self._listener.address
+        if self._advertise is not None:
+            return Address(self._advertise.host, self._advertise.port or bound.port)
+        if is_wildcard(bound.host) and self._control is not None:
+            return Address(self._control.stream.local.rpartition(":")[0].strip("[]"), bound.port)
+        return bound
+
+    async def __aenter__(self) -> Server:
+        """Start; leaving closes."""
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close."""
+        await self.close()
+
+    async def start(self) -> None:
+        """Open the door and register with the scheduler."""
+        loop = asyncio.get_running_loop()
+        self._ended = loop.create_future()
+        self._joining = loop.create_future()
+        self._listener = await open_door(self._van, self._bind, self._sock, self._accept)
+        try:
+            plan = LinkPlan(
+                self._scheduler, "the scheduler", Role.SERVER, Role.SCHEDULER, Purpose.CONTROL
+            )
+            self._control = await open_link(
+                self._van, plan, self, timeout_s=self._connect_timeout_s
+            )
+            address = self._public_address()
+            join = Join(
+                role="server",
+                name=self._wanted_name,
+                host=address.host,
+                port=address.port,
+                process_id=os.getpid(),
+                memory_bytes=self._core.memory_limit_bytes,
+            )
+            self._control.send(Control(join))
+            async with asyncio.timeout(self._connect_timeout_s):
+                self._joined = await self._joining
+        except BaseException:
+            await self.close()
+            raise
+        self._log = get_logger(role="server", rank=self.rank, job=self._joined.job[:8])
+        if self._joined.trace:
+            self._spans = SpanBuffer()
+        self._timer = loop.call_later(TICK_S, self._tick)
+
+    # --- links ---
+
+    def _accept(self, stream: Stream) -> Link:
+        job = bytes.fromhex(self._joined.job) if self._joined else secrets.token_bytes(16)
+        handshake = ServerHandshake(
+            Role.SERVER, secrets.token_bytes(32), job, epoch=self._core.epoch, admit=self._admit
+        )
+
+        def destination(frame: Frame, size: int) -> memoryview:
+            return self._segment(link, size)
+
+        link = Link(stream, handshake, self, destination=destination, tag="a worker")
+        return link
+
+    def _admit(self, hello: Hello) -> ErrorCode:
+        if hello.role != Role.WORKER or hello.purpose != Purpose.DATA:
+            return ErrorCode.WRONG_ROLE
+        return self._core.admit(hello.rank, hello.incarnation)
+
+    def _segment(self, link: Link, size: int) -> memoryview:
+        """Lend a segment buffer for one payload; it comes back when the request is handled.
+
+        There is at most one per connection, because a request is used up as soon as it is whole.
+        """
+        buffer = self._spare.pop() if self._spare else bytearray(SEGMENT_BYTES)
+        if len(buffer) < size:
+            buffer = bytearray(size)
+        self._receiving[link.number] = buffer
+        return memoryview(buffer)[:size]
+
+    def _return_segment(self, link: Link) -> None:
+        buffer = self._receiving.pop(link.number, None)
+        if buffer is not None and len(self._spare) < 4:
+            self._spare.append(buffer)
+
+    def link_ready(self, link: Link) -> None:
+        """Take in a worker's data connection (the one to the scheduler is opened by `start`)."""
+        if self._is_control(link):
+            return
+        link.tag = f"worker {link.hello.rank}"
+        self._links[link.number] = link
+        self._counters["connections"] += 1
+        self._perform(self._core.connected(link.number, link.hello.rank, link.hello.incarnation))
+
+    def _is_control(self, link: Link) -> bool:
+        return link is self._control or link.tag == "the scheduler"
+
+    def link_frame(self, link: Link, frame: Frame) -> None:
+        """Handle a request of a worker, or a message of the scheduler."""
+        if isinstance(frame, Request):
+            self._counters["frames"] += 1
+            actions = self._handle(link, frame)
+            if len(frame.payload) and self._receiving:
+                self._return_segment(link)
+            if len(actions) == 1 and isinstance(actions[0], Send):
+                # The common case on the data path, without the general dispatch.
+                self._send(link if actions[0].peer == link.number else None, actions[0])
+            elif actions:
+                self._perform(actions)
+        elif isinstance(frame, Control):
+            self._from_scheduler(frame)
+
+    def _handle(self, link: Link, frame: Request) -> list[Action]:
+        now = asyncio.get_running_loop().time()
+        if self._spans is None or frame.kind is not Kind.SEAL:
+            return self._core.request(link.number, frame, now)
+        started = time.monotonic_ns()
+        actions = self._core.request(link.number, frame, now)
+        self._trace_round(actions, started)
+        return actions
+
+    def _trace_round(self, actions: list[Action], started_ns: int) -> None:
+        for action in actions:
+            if isinstance(action, RoundClosed) and self._spans is not None:
+                spent = time.monotonic_ns() - started_ns
+                self._spans.add("average and update", started_ns, spent, action.version - 1)
+
+    def _from_scheduler(self, frame: Control) -> None:
+        message = frame.message
+        assert self._joining is not None
+        if isinstance(message, Joined):
+            if not self._joining.done():
+                self._joined = message
+                self._joining.set_result(message)
+        elif isinstance(message, Refused):
+            if not self._joining.done():
+                self._joining.set_exception(rejection(message.code, message.text))
+        else:
+            self._perform(self._core.order(message, asyncio.get_running_loop().time()))
+
+    def link_batch_end(self, link: Link) -> None:
+        """Nothing is kept back until the end of a batch."""
+
+    def link_drained(self, link: Link) -> None:
+        """Answers are not held back; their amount is bounded by what the worker asked for."""
+
+    def link_lost(self, link: Link, error: AiopsError | None) -> None:
+        """Note the end of a connection."""
+        if self._is_control(link):
+            self._scheduler_lost(error)
+            return
+        self._return_segment(link)
+        self._bytes_gone[0] += link.bytes_sent
+        self._bytes_gone[1] += link.bytes_received
+        if self._links.pop(link.number, None) is None:
+            if isinstance(error, PeerMisbehaved):
+                self._log.warning("connection_refused", peer=link.stream.remote, reason=str(error))
+            return
+        self._core.disconnected(link.number)
+        if not self._links:
+            self._emptied.set()
+
+    def _scheduler_lost(self, error: AiopsError | None) -> None:
+        why = str(error) if error is not None else "it said goodbye"
+        failure = NodeFailed(f"the scheduler at {self._scheduler} is gone: {why}", node="scheduler")
+        if self._joining is not None and not self._joining.done():
+            self._joining.set_exception(error or failure)
+        self._core.ended = self._core.ended or Ended(False, str(failure))
+        self._end(self._core.ended)
+
+    def _end(self, ended: Ended) -> None:
+        """Note the end of the job, and leave it."""
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(ended)
+            if self._joined is not None:
+                self._closing = asyncio.get_running_loop().create_task(self._close(ended.reason))
+
+    # --- actions ---
+
+    def _perform(self, actions: list[Action]) -> None:
+        published: int | None = None
+        step = 0
+        for action in actions:
+            match action:
+                case Send():
+                    self._send(self._links.get(action.peer), action)
+                case Tell(message=message):
+                    if self._control is not None:
+                        self._control.send(Control(message))
+                case Drop(peer=peer, code=code, text=text):
+                    link = self._links.get(peer)
+                    if link is not None:
+                        link.close(ErrorCode(code), text)
+                case RoundClosed(version=version):
+                    self._counters["rounds"] += 1
+                    self._trace_publish(published, version - 1)
+                    published = time.monotonic_ns()
+                    step = version - 1
+                case Note():
+                    log_note(self._log, action)
+                case Ended():
+                    self._end(action)
+        if published is not None:
+            self._trace_publish(published, step)
+
+    def _trace_publish(self, started_ns: int | None, step: int) -> None:
+        if started_ns is not None and self._spans is not None:
+            self._spans.add("publish", started_ns, time.monotonic_ns() - started_ns, step)
+
+    def _send(self, link: Link | None, action: Send) -> None:
+        if link is None:
+            return
+        link.send(action.frame)
+        if link.stream.pending_bytes > SLOW_READER_BYTES:
+            link.abort(ConnectionLost(f"{link} does not read its answers", peer=str(link)))
+
+    def _tick(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(TICK_S, self._tick)
+        self._perform(self._core.tick(loop.time()))
+        if loop.time() >= self._report_at:
+            self._report_at = loop.time() + self._known.report_period_s
+            self._report()
+
+    def _report(self) -> None:
+        if self._control is None:
+            return
+        links = [*self._links.values(), self._control]
+        counters = {
+            **self._counters,
+            "bytes_sent": self._bytes_gone[0] + sum(link.bytes_sent for link in links),
+            "bytes_received": self._bytes_gone[1] + sum(link.bytes_received for link in links),
+            "memory": self._core.memory_bytes,
+        }
+        spans = self._spans.drain() if self._spans is not None else []
+        report = NodeReport(
+            counters=counters,
+            rounds=self._core.rounds(),
+            spans=spans,
+            spans_dropped=self._spans.dropped if self._spans is not None else 0,
+            clock_offset_ns=time.time_ns() - time.monotonic_ns(),
+        )
+        self._control.send(Control(report))
+
+    # --- for the owner ---
+
+    async def wait_ended(self) -> Ended:
+        """Wait for the end of this server's part and return how it ended (`ok`, `reason`)."""
+        assert self._ended is not None, "not started"
+        return await asyncio.shield(self._ended)
+
+    async def close(self, reason: str = "the server was closed") -> None:
+        """Leave the job, say goodbye to everybody, and free the port.
+
+        A server that holds shards ends the job by leaving it, because they go with it.
+        Idempotent. Takes about `CLOSE_GRACE_S` at most.
+        """
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self._close(reason))
+        await asyncio.shield(self._closing)
+
+    async def _close(self, reason: str) -> None:
+        if self._listener is None:
+            return
+        listener, self._listener = self._listener, None
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._ended is not None and not self._ended.done():
+            self._core.ended = Ended(True, reason)
+            self._ended.set_result(self._core.ended)
+        if self._joining is not None and not self._joining.done():
+            self._joining.cancel()
+        if self._control is not None:
+            if self._joined is not None:
+                self._report()
+                self._control.send(Control(Leave(clean=True, reason=reason)))
+            self._control.close()
+        await listener.close()
+        await self._say_goodbye()
+
+    async def _say_goodbye(self) -> None:
+        for link in list(self._links.values()):
+            link.close(ErrorCode.SHUTTING_DOWN, "the server ends")
+        if self._links:
+            self._emptied.clear()
+            try:
+                async with asyncio.timeout(CLOSE_GRACE_S):
+                    await self._emptied.wait()
+            except TimeoutError:
+                for link in list(self._links.values()):
+                    link.abort()
+
+
+def _machine_memory_bytes() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):  # not Linux, not macOS
+        return 4 * 1024**3
