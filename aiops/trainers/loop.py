@@ -104,6 +104,11 @@ async def train(
     return await run.conclude()
 
 
+def _overflow_shows_in_the_result() -> np.errstate:
+    """Let numpy be silent where a loss that is no number is looked for, and reported, anyway."""
+    return np.errstate(over="ignore", invalid="ignore")
+
+
 def _worker_ranks(worker: TrainingWorker) -> list[int]:
     return sorted(member.rank for member in worker.members if member.role == "worker")
 
@@ -279,7 +284,7 @@ class _Run:
         return self._metrics_of(self.dataset.x_train[:rows], self.dataset.y_train[:rows])
 
     def _metrics_of(self, x: NDArray[np.float32], y: NDArray[Any]) -> dict[str, float]:
-        with np.errstate(over="ignore", invalid="ignore"):
+        with _overflow_shows_in_the_result():
             return self.model.metrics(self.weights, x, y)
 
     def _diverged(self, what: str) -> TrainingDiverged:
