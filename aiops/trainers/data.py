@@ -270,18 +270,31 @@ def _standardised(
                 f"{name}: the target is {target_mean:g} in all rows to train on, so there is "
                 "nothing to learn"
             )
-        y, y_test = (((part - middle) / width).astype(np.float32) for part in (y, y_test))
+        y, y_test = (_scaled(name, part, middle, width) for part in (y, y_test))
     return Dataset(
         name=name,
         task=task,
-        x_train=((x - mean) / scale).astype(np.float32),
+        x_train=_scaled(name, x, mean, scale),
         y_train=y,
-        x_test=((x_test - mean) / scale).astype(np.float32),
+        x_test=_scaled(name, x_test, mean, scale),
         y_test=y_test,
         labels=labels,
         target_scale=target_scale,
         target_mean=target_mean,
     )
+
+
+def _scaled(
+    name: str, values: NDArray[Any], mean: NDArray[Any], scale: NDArray[Any]
+) -> Float32Array:
+    with np.errstate(over="ignore"):
+        scaled: Float32Array = ((values - mean) / scale).astype(np.float32)
+    if not np.isfinite(scaled).all():
+        raise DataError(
+            f"{name}: a value lies so far from the others of its column that it does not fit "
+            "float32 in units of their spread; look for damaged rows"
+        )
+    return scaled
 
 
 def _mean_and_spread(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -109,6 +109,14 @@ def test_features_are_standardised_by_the_train_rows() -> None:
     assert abs(made.x_test[:, 1].mean()) < 1
 
 
+def test_a_value_that_no_float32_can_hold_after_scaling_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "split.npz"
+    tiny = points(6, 1) * 1e-30
+    np.savez(path, x_train=tiny, y_train=[0, 1] * 3, x_test=[[1e10]], y_test=[1])
+    with pytest.raises(DataError, match="so far from the others"):
+        load(path)
+
+
 def test_labels_are_numbered_and_remembered() -> None:
     made = from_arrays(points(4), np.array([-1, 7, 7, 3]))
     assert made.labels == (-1, 3, 7)
