@@ -68,13 +68,18 @@ def handmade(
     return prefix + struct.pack("<I", crc32c(prefix) ^ damage_prefix) + meta + payload
 
 
-def resealed(data: bytes) -> bytes:
-    """The same bytes with right checksums, so that the checks behind them are reached."""
+def resealed(data: bytes, *, fit: bool = False) -> bytes:
+    """The same bytes with right checksums, so that the checks behind them are reached.
+
+    With `fit`, the payload's length is made what is there, so that the frame is whole again.
+    """
     if len(data) < PREFIX_BYTES:
         return data
-    _, _, _, _, meta_bytes, payload_bytes, _ = struct.unpack_from("<4sBBHIII", data)
+    (meta_bytes, payload_bytes) = struct.unpack_from("<II", data, 8)
+    if fit:
+        payload_bytes = max(len(data) - PREFIX_BYTES - meta_bytes, 0) % 2**32
     body = data[PREFIX_BYTES : PREFIX_BYTES + meta_bytes + payload_bytes]
-    prefix = data[:16] + struct.pack("<I", crc32c(body))
+    prefix = data[:12] + struct.pack("<II", payload_bytes, crc32c(body))
     return prefix + struct.pack("<I", crc32c(prefix)) + data[PREFIX_BYTES:]
 
 
@@ -111,23 +116,23 @@ def mutated(data: bytes, chance: random.Random) -> bytes:
     """The bytes with one to three small damages of the kinds that find bugs."""
     damaged = bytearray(data)
     for _ in range(chance.randint(1, 3)):
-        place = chance.randrange(len(damaged) + 1)
-        match chance.randrange(7):
-            case 0 if damaged:
+        # Mostly behind the prefix, where damage is not seen at once.
+        start = min(PREFIX_BYTES, len(damaged)) if chance.random() < 0.9 else 0
+        place = chance.randrange(start, len(damaged) + 1)
+        match chance.randrange(8):
+            case 0 | 1 if damaged:
                 damaged[place % len(damaged)] ^= 1 << chance.randrange(8)
-            case 1 if damaged:
+            case 2 | 3 if damaged:
                 damaged[place % len(damaged)] = chance.randrange(256)
-            case 2:
-                damaged[place:place] = chance.randbytes(chance.randint(1, 9))
-            case 3:
-                del damaged[place : place + chance.randint(1, 9)]
-            case 4:  # a piece is written twice
-                damaged[place:place] = damaged[place : place + chance.randint(1, 40)]
-            case 5:  # a field takes an extreme value, most often one of the prefix
+            case 4:  # a field takes an extreme value
                 width = chance.choice((1, 2, 4, 8))
-                at = chance.choice((5, 6, 8, 12, place - place % width))
+                at = chance.choice((5, 6, 8, 12, *[place - place % width] * 12))
                 value = chance.choice(INTERESTING) % (1 << 8 * width)
                 damaged[at : at + width] = value.to_bytes(width, "little")
+            case 5:
+                damaged[place:place] = chance.randbytes(chance.randint(1, 9))
+            case 6:  # a piece is written twice
+                damaged[place:place] = damaged[place : place + chance.randint(1, 40)]
             case _:
-                del damaged[place:]
+                del damaged[place : place + chance.choice((1, 4, 8, 16, len(damaged)))]
     return bytes(damaged)
