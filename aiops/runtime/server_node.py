@@ -186,7 +186,9 @@ class Server:
     # --- links ---
 
     def _accept(self, stream: Stream) -> Link:
-        job = bytes.fromhex(self._joined.job) if self._joined else secrets.token_bytes(16)
+        # The scheduler's welcome has told the job before anybody was told this address: a worker
+        # may call here before this server has read that it is taken in.
+        job = self._control.welcome.job if self._control else secrets.token_bytes(16)
         handshake = ServerHandshake(
             Role.SERVER, secrets.token_bytes(32), job, epoch=self._core.epoch, admit=self._admit
         )

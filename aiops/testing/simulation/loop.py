@@ -1,0 +1,129 @@
+"""SimLoop: an asyncio event loop on virtual time, the same run for the same seed.
+
+Time moves in one place only: when nothing is ready, to the next timer. There are no sockets,
+threads or signals; a callback that would need one fails loudly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from collections.abc import Callable, Coroutine, Generator
+from contextvars import Context
+from typing import Any, Final
+
+from aiops.testing.simulation.process import CURRENT
+
+__all__ = ["Deadlock", "Livelock", "SimLoop"]
+
+TURNS_MAX: Final = 3_000_000
+"""Turns of the loop after which a run counts as a livelock; a long scenario takes 100,000."""
+
+
+class Deadlock(RuntimeError):
+    """Nothing is ready and no timer is set: the real program would hang for ever."""
+
+
+class Livelock(RuntimeError):
+    """Too many turns of the loop: something spins without getting on."""
+
+
+class _Clock:
+    """Stands where a selector stands; waiting is what moves virtual time."""
+
+    def __init__(self, loop: SimLoop) -> None:
+        self._loop = loop
+
+    def select(self, timeout: float | None) -> list[Any]:
+        if timeout is None:
+            raise Deadlock(f"at {self._loop.time():.3f} s nothing is ready and no timer is set")
+        if timeout > 0:
+            # Exactly to the timer: adding up timeouts would drift.
+            self._loop.jump()
+        return []
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+class SimLoop(asyncio.BaseEventLoop):
+    """One simulated run.
+
+    Parameters
+    ----------
+    seed
+        Of everything random in the run: `rng` is the only source.
+    turns_max
+        Bound against spinning.
+
+    Attributes
+    ----------
+    rng
+        The run's source of chance.
+    strays
+        Contexts of exceptions that nobody handled; a run that leaves some has failed.
+    """
+
+    def __init__(self, seed: int, *, turns_max: int = TURNS_MAX) -> None:
+        super().__init__()
+        self.rng = random.Random(seed)
+        self.turns = 0
+        self.strays: list[dict[str, Any]] = []
+        self._now = 0.0
+        self._turns_max = turns_max
+        self._digest = hashlib.blake2b(digest_size=16)
+        self._selector = _Clock(self)
+        self._clock_resolution = 1e-7  # type: ignore[misc]  # BaseEventLoop reads it for timers
+        self.set_exception_handler(lambda _, context: self.strays.append(context))
+        self.set_task_factory(_make_task)
+
+    def time(self) -> float:
+        """Return virtual seconds since the start of the run."""
+        return self._now
+
+    def jump(self) -> None:
+        """Move time to the next timer."""
+        self._now = self._scheduled[0]._when  # type: ignore[attr-defined]
+
+    def note(self, *fact: object) -> None:
+        """Add a fact to the run's digest; equal digests mean equal runs."""
+        self._digest.update(repr((round(self._now, 9), *fact)).encode())
+
+    @property
+    def digest(self) -> str:
+        """The run so far, as 32 hex digits."""
+        return self._digest.copy().hexdigest()
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
+        """Refuse: a thread would make the run depend on real time."""
+        raise RuntimeError("no threads in a simulation")
+
+    # --- what BaseEventLoop asks of a concrete loop ---
+
+    def _run_once(self) -> None:
+        self.turns += 1
+        if self.turns > self._turns_max:
+            raise Livelock(f"{self._turns_max} turns by {self._now:.3f} s of virtual time")
+        super()._run_once()  # type: ignore[misc]
+
+    def _process_events(self, events: object) -> None:
+        """No events come from outside."""
+
+    def _write_to_self(self) -> None:
+        """Nobody else's thread could wake this loop."""
+
+
+def _make_task(
+    loop: asyncio.AbstractEventLoop,
+    coro: Coroutine[Any, Any, Any] | Generator[Any, None, Any],
+    *,
+    context: Context | None = None,
+    **options: Any,
+) -> asyncio.Task[Any]:
+    """Create a task and note to which simulated process it belongs."""
+    task: asyncio.Task[Any] = asyncio.Task(coro, loop=loop, context=context, **options)
+    process = CURRENT.get() if context is None else context.get(CURRENT)
+    if process is not None:
+        process.adopt(task)
+    return task
