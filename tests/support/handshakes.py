@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from aiops_protocol.buffer import Destination
 from aiops_protocol.connection import Connection, Side
 from aiops_protocol.greeting import Purpose, Role
 from aiops_protocol.handshake import ADMITTED, ClientHandshake, ServerHandshake
@@ -9,10 +10,13 @@ from aiops_protocol.handshake import ADMITTED, ClientHandshake, ServerHandshake
 JOB = bytes(range(16))
 
 
-def pair(accepting: Role, purpose: Purpose, dialling: Role) -> tuple[Connection, Connection]:
-    """The accepting and the dialling end, READY."""
+def pair(
+    accepting: Role, purpose: Purpose, dialling: Role, destination: Destination | None = None
+) -> tuple[Connection, Connection]:
+    """The accepting and the dialling end, READY; `destination` is the dialling one's."""
     server = Connection(ServerHandshake(accepting, bytes(32), JOB))
-    client = Connection(ClientHandshake(dialling, purpose, b"c" * 32, expects=accepting, job=JOB))
+    handshake = ClientHandshake(dialling, purpose, b"c" * 32, expects=accepting, job=JOB)
+    client = Connection(handshake, destination)
     arrive(client, server.open())
     (hello,) = client.take_replies()
     arrive(server, hello)
