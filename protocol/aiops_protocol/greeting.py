@@ -66,7 +66,7 @@ class Purpose(IntEnum):
     CONTROL = 1
     DATA = 2
     HEARTBEAT = 3
-    """Reserved: heartbeats of a process from a thread of their own."""
+    """PING and PONG between a node and the scheduler, apart from what may be busy."""
 
 
 class Method(IntEnum):

@@ -79,6 +79,7 @@ __all__ = [
 
 ADMITTED: Final[Mapping[tuple[int, int], frozenset[Role]]] = {
     (Role.SCHEDULER, Purpose.CONTROL): frozenset({Role.SERVER, Role.WORKER, Role.OBSERVER}),
+    (Role.SCHEDULER, Purpose.HEARTBEAT): frozenset({Role.SERVER, Role.WORKER}),
     (Role.SERVER, Purpose.DATA): frozenset({Role.WORKER}),
 }
 """Who may dial whom, for what; everything else is refused as WRONG_ROLE."""

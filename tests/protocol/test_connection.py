@@ -40,6 +40,8 @@ ENDS = [
     (Purpose.CONTROL, Side.ACCEPTED, Role.SERVER),
     (Purpose.CONTROL, Side.ACCEPTED, Role.OBSERVER),
     (Purpose.CONTROL, Side.DIALLED, Role.SCHEDULER),
+    (Purpose.HEARTBEAT, Side.ACCEPTED, Role.WORKER),
+    (Purpose.HEARTBEAT, Side.DIALLED, Role.SCHEDULER),
     (Purpose.DATA, Side.ACCEPTED, Role.WORKER),
     (Purpose.DATA, Side.DIALLED, Role.SERVER),
 ]
