@@ -59,8 +59,8 @@ class ServingProcess:
 async def serve() -> None:
     """Run both roles until standard input ends."""
     async with (
-        aiops.Scheduler(bind="127.0.0.1:0", servers=1, workers=1) as scheduler,
-        aiops.Server(scheduler=scheduler.address, bind="127.0.0.1:0"),
+        aiops.Scheduler(servers=1, workers=1, end_when_idle=True) as scheduler,
+        aiops.Server(scheduler.address),
     ):
         print(json.dumps({"scheduler": scheduler.address}), flush=True)
         await asyncio.get_running_loop().run_in_executor(None, sys.stdin.buffer.read)
