@@ -89,7 +89,7 @@ class SchedulerCore:
             return self._join(peer, message, now)
         if isinstance(message, StatusRequest):
             document = msgspec.json.encode(status(self, now))
-            return [Tell(StatusReply(status=msgspec.Raw(document)), peer)]
+            return [Tell(StatusReply(status=document), peer)]
         if isinstance(message, StopRequest):
             return self.stop(message.reason)
         node = self.members.of_peer(peer)

@@ -25,6 +25,7 @@ from aiops_protocol.message import (
     WORKER,
     Count,
     Counters,
+    Document,
     Host,
     Latency,
     Message,
@@ -423,11 +424,11 @@ class StatusRequest(Message, frozen=True, tag=True, kw_only=True):
 
 
 class StatusReply(Message, frozen=True, tag=True, kw_only=True):
-    """Scheduler to observer: the status as one JSON document."""
+    """Scheduler to observer: the status as one JSON document, in UTF-8."""
 
     senders = SCHEDULER
 
-    status: msgspec.Raw
+    status: Document
 
 
 ControlMessage: TypeAlias = (

@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from aiops_protocol.greeting import Role
 from aiops_protocol.limits import (
+    CONTROL_BYTES_MAX,
     DIMENSIONS_MAX,
     HISTOGRAM_BUCKETS_MAX,
     KEY_CHARS_MAX,
@@ -49,6 +50,7 @@ Settings: TypeAlias = Annotated[
 ]
 Shape: TypeAlias = Annotated[list[Count], Meta(max_length=DIMENSIONS_MAX)]
 Ranks: TypeAlias = Annotated[list[Count], Meta(max_length=WORKERS_MAX)]
+Document: TypeAlias = Annotated[bytes, Meta(max_length=CONTROL_BYTES_MAX)]
 Port: TypeAlias = Annotated[int, Meta(ge=0, le=65535)]
 
 Sealed: TypeAlias = Annotated[dict[Count, tuple[Count, bool]], Meta(max_length=TABLES_MAX)]

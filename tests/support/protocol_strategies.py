@@ -146,9 +146,8 @@ def of_type(kind: inspect.Type) -> st.SearchStrategy[Any]:
             return st.tuples(*map(of_type, items))
         case inspect.UnionType(types=types):
             return st.one_of(*map(of_type, types))
-        case inspect.RawType():
-            values = st.dictionaries(st.text(max_size=5), st.integers(0, 9), max_size=2)
-            return values.map(lambda value: msgspec.Raw(msgspec.msgpack.encode(value)))
+        case inspect.BytesType():
+            return st.binary(max_size=30)
         case inspect.StructType(cls=cls, fields=fields):
             return st.builds(cls, **{field.name: of_type(field.type) for field in fields})
         case _:

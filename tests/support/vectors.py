@@ -66,12 +66,17 @@ def _payload(described: dict[str, Any] | None) -> bytes:
             return np.array(values, _ARRAYS[name]).tobytes()
 
 
+def _unwritten(value: Any) -> Any:
+    # JSON has no bytes: in a control message they are written as {"bytes": their text}.
+    return value["bytes"].encode() if isinstance(value, dict) and set(value) == {"bytes"} else value
+
+
 def frame_of(vector: Vector) -> Frame:
     """The frame that a vector describes."""
     cls = KINDS[vector["kind"]]
     fields = dict(vector["fields"])
     if cls is Control:
-        packed = msgspec.msgpack.encode(fields)
+        packed = msgspec.msgpack.encode({name: _unwritten(value) for name, value in fields.items()})
         return Control(msgspec.msgpack.decode(packed, type=ControlMessage, strict=False))
     if cls in (Ping, Pong, Goodbye):
         return cls(**fields)  # type: ignore[no-any-return]
@@ -90,7 +95,8 @@ def described(frame: Frame, like: Vector) -> dict[str, Any]:
     """The fields of a frame in the form of the vectors; the payload as `like` writes it."""
     if isinstance(frame, Control):
         message = msgspec.msgpack.decode(msgspec.msgpack.encode(frame.message), strict=False)
-        return json.loads(json.dumps(message))  # type: ignore[no-any-return]
+        text = json.dumps(message, default=lambda value: {"bytes": value.decode()})
+        return json.loads(text)  # type: ignore[no-any-return]
     fields = msgspec.structs.asdict(frame)
     if isinstance(frame, Request | Reply):
         fields["payload"] = _described_payload(bytes(frame.payload), like["fields"]["payload"])
