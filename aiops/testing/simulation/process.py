@@ -48,8 +48,6 @@ class SimProcess:
         self._arrived: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self._context = contextvars.copy_context()
         self._context.run(CURRENT.set, self)
-        # Tasks of killed processes stay referenced, or collecting them would run their `finally`.
-        self._graveyard: list[object] = []
 
     def __repr__(self) -> str:
         state = "stopped" if self.stopped else "running" if self.alive else "dead"
@@ -71,6 +69,10 @@ class SimProcess:
         """Note a task of this process."""
         self._tasks[task] = None
         task.add_done_callback(self._forget)
+
+    def runs(self, task: asyncio.Task[Any]) -> bool:
+        """Whether the task belongs to this process and the process can get on with it."""
+        return self.alive and task in self._tasks
 
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._tasks.pop(task, None)
@@ -99,7 +101,7 @@ class SimProcess:
             handle.cancel()
         for task in self._tasks:
             task._log_destroy_pending = False  # type: ignore[attr-defined]  # it is meant to be
-        self._graveyard += self._tasks
+        self._loop.killed += self._tasks
         endpoints, self._endpoints = list(self._endpoints), {}
         for endpoint in endpoints:
             endpoint.process_died()

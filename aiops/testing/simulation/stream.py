@@ -49,7 +49,8 @@ class SimStream(Stream):
         self._unsent_bytes = 0
         self._flying = 0  # bytes sent and not yet taken by the other end
         self._last_arrival = 0.0
-        self._stalled: deque[bytes] = deque()
+        self._coming: deque[bytes] = deque()  # on the way to this end, in order
+        self._held_up = 0  # of these, how many a blocked link has kept from arriving
         self._stall_since: float | None = None
         self._inbox: deque[bytes] = deque()
         self._closing = False
@@ -149,7 +150,8 @@ class SimStream(Stream):
         delay = self._network.delay(self.host, self.peer_host, len(data))
         # Strictly later than the piece before: equal times would not keep their order.
         self._last_arrival = max(self._loop.time() + delay, self._last_arrival + 1e-6)
-        self._peer._process.call_at(self._last_arrival, self._peer._arrive, data)
+        self._peer._coming.append(data)
+        self._peer._process.call_at(self._last_arrival, self._peer._arrive)
 
     def _send_reset(self) -> None:
         at = self._loop.time() + self._network.delay(self.host, self.peer_host, 0)
@@ -159,13 +161,16 @@ class SimStream(Stream):
 
     # --- receiving ---
 
-    def _arrive(self, data: bytes) -> None:
+    def _arrive(self) -> None:
+        """Take the first piece that is on the way; whichever arrival this is, order is kept."""
         sender = self._peer
         if self._over:
             return
-        if sender._stalled or self._network.blocked(sender.host, self.host):
-            sender._stall(data)
+        if self._network.blocked(sender.host, self.host):
+            self._held_up += 1
+            sender._stall()
             return
+        data = self._coming.popleft()
         self._inbox.append(self._network.harm(sender.host, self.host, data))
         self._drain()
 
@@ -217,10 +222,9 @@ class SimStream(Stream):
 
     # --- partitions ---
 
-    def _stall(self, data: bytes) -> None:
-        """Keep what a blocked link holds up; TCP repeats it until it passes or gives up."""
-        self._stalled.append(data)
-        if self._stall_since is None:
+    def _stall(self) -> None:
+        """Give up after a while, if a blocked link goes on keeping back what was sent."""
+        if self._stall_since is None and not self._over:
             self._stall_since = self._loop.time()
             self._process.call_at(self._stall_since + STALL_TIMEOUT_S, self._give_up)
 
@@ -232,11 +236,12 @@ class SimStream(Stream):
             self._end(TimeoutError("no acknowledgement (ETIMEDOUT)"))
 
     def repaired(self) -> None:
-        """Let what was held up pass."""
-        stalled, self._stalled = self._stalled, deque()
+        """Let what was held up on the way to this end arrive; TCP has repeated it all along."""
+        held_up, self._held_up = self._held_up, 0
         self._stall_since = None
-        for data in stalled:
-            self._ship(data)
+        at = self._loop.time() + self._network.delay(self.peer_host, self.host, 0)
+        for index in range(held_up):
+            self._process.call_at(at + index * 1e-6, self._arrive)
 
     # --- ending ---
 
@@ -264,7 +269,7 @@ class SimStream(Stream):
         self._over = True
         self._unsent.clear()
         self._unsent_bytes = 0
-        self._stalled.clear()
+        self._coming.clear()
         self._stall_since = None
         self._network.streams.pop(self, None)
         self._process.disown(self)

@@ -1,0 +1,119 @@
+"""The nemesis: injects faults into a simulated cluster, a random mixture per seed.
+
+Each kind of fault is switched on for a run with some probability (swarm testing: a run with
+few kinds reaches depths that a run with all of them does not). After its time everything is
+repaired, and the cluster must come to rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from aiops.testing.simulation.cluster import SimCluster
+
+__all__ = ["FAULTS", "Nemesis"]
+
+FAULTS: Final = ("cut", "partition", "one-way", "slow", "corrupt", "stop")
+"""What may be injected besides the kills, which a scenario asks for by itself."""
+
+CHANCE: Final = 0.5
+"""Chance that a kind of fault is on in a run."""
+
+
+class Nemesis:
+    """Injects faults until told to stop.
+
+    Parameters
+    ----------
+    cluster
+        The victim.
+    names
+        Processes whose links and lives may be touched.
+    gentle
+        Keep every fault shorter than a death sentence, so that nobody is lost by it.
+    """
+
+    def __init__(
+        self, cluster: SimCluster, names: list[str], *, mean_pause_s: float, gentle_s: float
+    ) -> None:
+        self._cluster = cluster
+        self._network = cluster.network
+        self._rng = cluster.loop.rng
+        self._names = names
+        self._mean_pause_s = mean_pause_s
+        self._gentle_s = gentle_s
+        self.kinds = [kind for kind in FAULTS if self._rng.random() < CHANCE] or ["cut"]
+        self.injected: dict[str, int] = dict.fromkeys(self.kinds, 0)
+        self._pending: list[asyncio.Task[None]] = []
+
+    async def run(self, seconds: float) -> None:
+        """Inject faults for so long, then repair everything."""
+        loop = self._cluster.loop
+        until = loop.time() + seconds
+        while loop.time() < until:
+            await asyncio.sleep(self._rng.expovariate(1 / self._mean_pause_s))
+            kind = self._rng.choice(self.kinds)
+            self.injected[kind] += 1
+            self._inject(kind)
+        for task in self._pending:
+            task.cancel()
+        await asyncio.gather(*self._pending, return_exceptions=True)
+        self._network.repair_all()
+        for process in self._cluster.processes.values():
+            process.go_on()
+
+    def _inject(self, kind: str) -> None:
+        match kind:
+            case "cut":
+                streams = list(self._network.streams)
+                data = [s for s in streams if self._is_data(s.host, s.peer_host)]
+                if data:
+                    self._network.cut(self._rng.choice(data))
+            case "partition":
+                self._for_a_while(*self._pair(), lambda a, b: self._network.partition(a, b))
+            case "one-way":
+                one_way = self._network.partition
+                self._for_a_while(*self._pair(), lambda a, b: one_way(a, b, both_ways=False))
+            case "slow":
+                self._for_a_while(*self._pair(), self._slow)
+            case "corrupt":
+                self._for_a_while(*self._pair(), self._corrupt)
+            case "stop":
+                self._stop(self._rng.choice(self._names))
+
+    def _is_data(self, one: str, other: str) -> bool:
+        return "scheduler" not in (one, other)
+
+    def _pair(self) -> tuple[str, str]:
+        one, other = self._rng.sample(self._names, 2)
+        return one, other
+
+    def _slow(self, one: str, other: str) -> None:
+        self._cluster.loop.note("slow", one, other)
+        self._network.fault(one, other).slow = self._rng.uniform(2, 50)
+
+    def _corrupt(self, one: str, other: str) -> None:
+        self._cluster.loop.note("corrupting", one, other)
+        self._network.fault(one, other).corrupt = self._rng.uniform(0.01, 0.3)
+
+    def _for_a_while(
+        self, one: str, other: str, begin: Callable[[str, str], None]
+    ) -> None:
+        begin(one, other)
+        self._later(lambda: self._network.repair(one, other))
+
+    def _stop(self, name: str) -> None:
+        process = self._cluster.processes[name]
+        if process.alive and not process.stopped:
+            process.stop()
+            self._later(process.go_on)
+
+    def _later(self, undo: Callable[[], None]) -> None:
+        async def wait() -> None:
+            await asyncio.sleep(self._rng.uniform(0.01, self._gentle_s))
+            undo()
+
+        self._pending = [task for task in self._pending if not task.done()]
+        self._pending.append(self._cluster.loop.create_task(wait()))
