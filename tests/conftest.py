@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -23,6 +24,12 @@ except ImportError:  # Windows: tests that ask for uvloop are skipped there
 else:
     LOOPS["uvloop"] = uvloop.new_event_loop
     DEFAULT_LOOP = "uvloop"
+
+# Programs that a test starts find the packages as the test does, installed or not.
+ROOT = Path(__file__).resolve().parent.parent
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    str(ROOT / source) for source in (".", "protocol", "cli")
+)
 
 # No deadline: the machine is shared, and a slow example is not a wrong one.
 settings.register_profile("dev", max_examples=50, deadline=None)

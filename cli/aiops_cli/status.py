@@ -153,9 +153,10 @@ def _latency(node: dict[str, Any], verb: str) -> str:
         return ""
     # bucket numbers are texts in a JSON document
     found = LatencyHistogram.from_counts({int(bucket): n for bucket, n in counts.items()}).summary()
-    if not found["count"]:
+    middle, worst = found["p50_s"], found["p99_s"]
+    if middle is None or worst is None:
         return ""
-    return f"p50 {found['p50_s'] * 1e3:.2f} p99 {found['p99_s'] * 1e3:.2f} ms"
+    return f"p50 {middle * 1e3:.2f} p99 {worst * 1e3:.2f} ms"
 
 
 def _tables(document: dict[str, Any]) -> Table:

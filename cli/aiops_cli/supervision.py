@@ -21,6 +21,7 @@ from typing import Final, TypeAlias, assert_never
 
 FAILURE_GRACE_S: Final = 10.0  # for the others to learn of a failure, raise, and clean up
 STOP_GRACE_S: Final = 10.0  # between a signal and SIGKILL; a role ends within its own 8 s before
+CLOSE_GRACE_S: Final = 2.0  # a server of a job that has ended leaves in milliseconds
 EXIT_FAILED: Final = 1
 
 
@@ -45,10 +46,15 @@ class ChildExited:
 
 @dataclass(frozen=True, slots=True)
 class JobEnded:
-    """The scheduler says that the job is over."""
+    """The scheduler says that the job is over.
+
+    `lost_worker` is the first worker that it lost, if any: it is the one that failed, though others
+    that learned of it may be quicker to end.
+    """
 
     ok: bool
     reason: str
+    lost_worker: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +122,8 @@ class Supervision:
     _alive: dict[str, None] = field(init=False)
     _deadline: float | None = field(default=None, init=False)
     _interrupted_by: int | None = field(default=None, init=False)
-    _first_failed_worker: int | None = field(default=None, init=False)
+    _failed_workers: dict[str, int] = field(default_factory=dict, init=False)
+    _lost_worker: str | None = field(default=None, init=False)
     _failed: bool = field(default=False, init=False)
     _finished_workers: int = field(default=0, init=False)
 
@@ -129,10 +136,10 @@ class Supervision:
         """What the launcher would end with now: final once the phase is ENDED."""
         if self._interrupted_by is not None:
             return 128 + self._interrupted_by
-        if self._failed:
-            return self._first_failed_worker or EXIT_FAILED
-        if self._first_failed_worker is not None and not self._finished_workers:
-            return self._first_failed_worker  # losses were allowed, but nobody was left
+        # Losses that the job may survive are no failure, unless nobody is left.
+        if self._failed or (self._failed_workers and not self._finished_workers):
+            first = next(iter(self._failed_workers.values()), EXIT_FAILED)
+            return self._failed_workers.get(self._lost_worker or "", first)
         return 0
 
     def next_deadline(self) -> float | None:
@@ -144,8 +151,8 @@ class Supervision:
         match event:
             case ChildExited(name, code):
                 return self._child_exited(name, code, now)
-            case JobEnded(ok, reason):
-                return self._job_ended(ok, reason, now)
+            case JobEnded():
+                return self._job_ended(event, now)
             case Interrupted(signum):
                 return self._interrupted(signum, now)
             case DeadlineReached():
@@ -161,7 +168,7 @@ class Supervision:
         if not self._alive:
             self._enter(Phase.ENDED, None)
         elif not self._living(self.workers) and self.phase in (Phase.RUNNING, Phase.FAILING):
-            self._enter(Phase.CLOSING, now + STOP_GRACE_S)
+            self._enter(Phase.CLOSING, now + CLOSE_GRACE_S)
             actions.append(EndJob("every worker has ended"))
         return actions
 
@@ -174,16 +181,18 @@ class Supervision:
             return []
         if code == 0 and not self._living(self.workers):
             return []
-        if is_worker and self._first_failed_worker is None:
-            self._first_failed_worker = code
+        if is_worker:
+            self._failed_workers[name] = code
         said: list[Action] = [Say("child_failed", {"child": name, "exit_code": code})]
         return said if is_worker and self.survives_losses else said + self._fail(now)
 
-    def _job_ended(self, ok: bool, reason: str, now: float) -> list[Action]:
+    def _job_ended(self, job: JobEnded, now: float) -> list[Action]:
+        if self._lost_worker is None:
+            self._lost_worker = job.lost_worker
         # A job that ended well leaves its workers all the time they want for what comes after it.
-        if ok or self.phase is not Phase.RUNNING:
+        if job.ok or self.phase is not Phase.RUNNING:
             return []
-        return [Say("job_failed", {"reason": reason}), *self._fail(now)]
+        return [Say("job_failed", {"reason": job.reason}), *self._fail(now)]
 
     def _fail(self, now: float) -> list[Action]:
         self._failed = True

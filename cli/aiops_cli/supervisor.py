@@ -14,7 +14,7 @@ import time
 from asyncio.subprocess import DEVNULL, PIPE, SubprocessStreamProtocol
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 from aiops.observability import get_logger
 from aiops_cli import guard
@@ -47,6 +47,9 @@ class Job(Protocol):
 
     async def wait_ended(self) -> Outcome:
         """Return when the job is over."""
+
+    def status(self) -> dict[str, Any]:
+        """Return what is known of the workers."""
 
     async def close(self, reason: str) -> None:
         """End the job: every node is told to leave, and why."""
@@ -217,7 +220,9 @@ class Children:
 
     async def _follow_job(self, job: Job) -> None:
         outcome = await job.wait_ended()
-        self._events.put_nowait(JobEnded(outcome.ok, outcome.reason))
+        workers = job.status()["workers"]
+        lost = next((worker["name"] for worker in workers if worker["state"] == "lost"), None)
+        self._events.put_nowait(JobEnded(outcome.ok, outcome.reason, lost))
 
     async def _follow_signals(self, stop: StopRequest) -> None:
         await stop.wait()

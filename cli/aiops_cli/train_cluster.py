@@ -113,7 +113,7 @@ async def _train(
             _write(trace, scheduler.trace_events())
     if code:
         return code
-    reports = [report for account in accounts.values() if (report := account.report())]
+    reports = [found for account in accounts.values() if (found := account.report())]
     report = final_report(reports, servers=plan.servers, status=status)
     if as_json:
         print_json(report)

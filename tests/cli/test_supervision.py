@@ -62,6 +62,15 @@ def test_the_first_failed_worker_names_the_exit_code(launch: Supervision) -> Non
     assert (launch.phase, launch.exit_code) == (Phase.ENDED, 3)
 
 
+def test_who_ends_first_is_not_always_who_failed_first(launch: Supervision) -> None:
+    """The others learn of a failure at once and may be gone before the one that failed."""
+    launch.handle(JobEnded(False, "worker-1 is lost", lost_worker="worker-1"), 5.0)
+    launch.handle(ChildExited("worker-2", 1), 5.1)
+    launch.handle(ChildExited("worker-1", 7), 5.2)
+    launch.handle(ChildExited("worker-0", 1), 5.3)
+    assert launch.exit_code == 7
+
+
 def test_after_a_failure_the_others_get_their_grace(launch: Supervision) -> None:
     launch.handle(ChildExited("worker-1", -9), 5.0)
     assert launch.next_deadline() == 5.0 + FAILURE_GRACE_S

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -35,6 +36,9 @@ class LocalJob:
 
     async def wait_ended(self) -> Outcome:
         return await asyncio.shield(self.ended)
+
+    def status(self) -> dict[str, Any]:
+        return {"workers": []}
 
     async def close(self, reason: str) -> None:
         if not self.ended.done():

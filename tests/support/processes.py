@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
+
+POLL_S = 0.02  # there is no event for the end of a process that is not a child of ours
+TIMEOUT_S = 10.0
 
 
 def is_gone(pid: int) -> bool:
@@ -17,3 +21,23 @@ def is_gone(pid: int) -> bool:
     except OSError:
         return True
     return state == "Z"
+
+
+def ends(pid: int, within_s: float = TIMEOUT_S) -> bool:
+    """Wait for the end of a process; tell whether it came in time."""
+    deadline = time.monotonic() + within_s
+    while not is_gone(pid):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_S)
+    return True
+
+
+def children_of(pid: int, containing: str) -> list[int]:
+    """Return the children of a process whose command line contains a text."""
+    found = []
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        command = Path(f"/proc/{child}/cmdline").read_text().replace("\0", " ")
+        if containing in command:
+            found.append(int(child))
+    return found
