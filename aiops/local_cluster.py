@@ -73,7 +73,7 @@ class LocalCluster:
             scheduler = Scheduler(van=self._van, **self._options)
             self._scheduler = await self._stack.enter_async_context(scheduler)
             for index in range(self._servers):
-                server = Server(self._scheduler.address, name=f"server-{index}", van=self._van)
+                server = Server(self._scheduler.address, name=f"server-{index}", heartbeat_thread=False, van=self._van)
                 self.servers.append(await self._stack.enter_async_context(server))
         except BaseException:
             await self._stack.aclose()
@@ -89,7 +89,7 @@ class LocalCluster:
         self, name: str | None = None, *, timeout_s: float = CONNECT_TIMEOUT_S
     ) -> Connecting:
         """Become a worker of this cluster; like `aiops.connect`."""
-        return connect(self.address, name=name, timeout_s=timeout_s, van=self._van)
+        return connect(self.address, name=name, timeout_s=timeout_s, heartbeat_thread=False, van=self._van)
 
     def status(self) -> dict[str, Any]:
         """Return the scheduler's status document."""

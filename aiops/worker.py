@@ -387,6 +387,7 @@ class Worker:
                 self._report()
         self.postoffice.leave(clean, "" if clean else _describe(error))
         await self.customer.close()
+        await self.postoffice.stop_heart()
 
 
 def _describe(error: BaseException | None) -> str:
@@ -453,8 +454,14 @@ class Connecting:
     """What `connect` returns: `async with` it, or await it and close the worker yourself."""
 
     def __init__(
-        self, scheduler: str | None, name: str | None, timeout_s: float, van: Van | None
+        self,
+        scheduler: str | None,
+        name: str | None,
+        timeout_s: float,
+        heartbeat_thread: bool,
+        van: Van | None,
     ) -> None:
+        self._heartbeat_thread = heartbeat_thread
         self._scheduler = scheduler_address(scheduler)
         name = name or os.environ.get("AIOPS_NAME") or ""
         self._name = check_name(name, "the worker's name") if name else ""
@@ -468,7 +475,7 @@ class Connecting:
 
     async def _connect(self) -> Worker:
         van = self._van or TcpVan()
-        postoffice = Postoffice(van, self._scheduler)
+        postoffice = Postoffice(van, self._scheduler, heartbeat_thread=self._heartbeat_thread)
         customer: Customer | None = None
         try:
             await postoffice.join(self._name, self._timeout_s)
@@ -479,6 +486,7 @@ class Connecting:
             postoffice.leave(False, _describe(error))
             if customer is not None:
                 await customer.close()
+            await postoffice.stop_heart()
             raise
 
     async def __aenter__(self) -> Worker:
@@ -502,6 +510,7 @@ def connect(
     *,
     name: str | None = None,
     timeout_s: float = CONNECT_TIMEOUT_S,
+    heartbeat_thread: bool = True,
     van: Van | None = None,
 ) -> Connecting:
     """Become a worker of a job.
@@ -515,6 +524,9 @@ def connect(
         `$AIOPS_NAME`, or a unique one is made.
     timeout_s
         How long to wait for the scheduler, and for the expected servers and workers.
+    heartbeat_thread
+        Send heartbeats from a thread of their own, so that a worker that computes for minutes
+        in its event loop is not taken for dead; `False` where the scheduler shares the loop.
 
     Returns
     -------
@@ -533,4 +545,4 @@ def connect(
     NameInUse
         A live worker has this name.
     """
-    return Connecting(scheduler, name, timeout_s, van)
+    return Connecting(scheduler, name, timeout_s, heartbeat_thread, van)

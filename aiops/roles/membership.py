@@ -93,6 +93,13 @@ class Membership:
         """Return the node of this name, present or past."""
         return next((node for node in self._nodes[role].values() if node.name == name), None)
 
+    def present(self, role: str, rank: int, incarnation: int) -> Node | None:
+        """Return the node, if exactly this incarnation of it is in the job now."""
+        node = self._nodes.get(role, {}).get(rank)
+        if node is None or not node.connected or node.incarnation != incarnation:
+            return None
+        return node
+
     def rank(self, role: str, rank: int) -> Node:
         """Return the node of this rank."""
         return self._nodes[role][rank]

@@ -11,9 +11,10 @@ from typing import Final
 
 import msgspec
 
-from aiops.roles.actions import Action, Ended, Note, Tell
+from aiops.roles.actions import Action, Drop, Ended, Note, Tell
 from aiops.roles.barrier import Barriers
 from aiops.roles.catalogue import Applicant, Catalogue
+from aiops.roles.detector import FailureDetector
 from aiops.roles.membership import Membership, Node, NodeState
 from aiops.roles.settings import SchedulerSettings
 from aiops.roles.status import status
@@ -76,7 +77,9 @@ class SchedulerCore:
         self.catalogue = Catalogue()
         self.barriers = Barriers(self._describe_worker)
         self.stopping = Stopping()
+        self.detector = FailureDetector(settings.heartbeat_s)
         self.started_at = now
+        self._judge_at = now + settings.heartbeat_s
         self._claims: list[_Claim] = []
         self._losses: dict[int, _Loss] = {}
         self._arrived = 0  # workers that have ever joined
@@ -98,7 +101,7 @@ class SchedulerCore:
             return []
         if node.role == "worker":
             return self._from_worker(node, message, now)
-        return self._from_server(node, message)
+        return self._from_server(node, message, now)
 
     def _from_worker(self, node: Node, message: ControlMessage, now: float) -> list[Action]:
         match message:
@@ -117,9 +120,9 @@ class SchedulerCore:
             case FinishWorker(clock=clock):
                 return self._finish(node, clock)
             case _:
-                return self._from_any(node, message)
+                return self._from_any(node, message, now)
 
-    def _from_server(self, node: Node, message: ControlMessage) -> list[Action]:
+    def _from_server(self, node: Node, message: ControlMessage, now: float) -> list[Action]:
         match message:
             case ShardReady():
                 return self.catalogue.shard_ready(node.rank, message, self._server_peers())
@@ -128,16 +131,16 @@ class SchedulerCore:
             case LossReport(worker=worker, sealed=sealed):
                 return self._report_loss(node.rank, worker, sealed)
             case _:
-                return self._from_any(node, message)
+                return self._from_any(node, message, now)
 
-    def _from_any(self, node: Node, message: ControlMessage) -> list[Action]:
+    def _from_any(self, node: Node, message: ControlMessage, now: float) -> list[Action]:
         match message:
             case NodeReport():
                 node.report = message
                 node.clock = max(node.clock, message.clock)
                 return []
             case Leave(clean=clean, reason=reason):
-                return self._gone(node, clean, reason)
+                return self._gone(node, clean, reason, now)
             case _:
                 fields: dict[str, object] = {"message": type(message).__name__, "node": str(node)}
                 return [Note("unexpected_message", fields, "warning")]
@@ -166,7 +169,7 @@ class SchedulerCore:
         if holder is not None and holder.connected:
             self._claims.append(_Claim(peer, join, now + NAME_GRACE_S))
             return []
-        return self._take_in(peer, join)
+        return self._take_in(peer, join, now)
 
     def _judge(self, join: Join) -> Refused | None:
         if self.ended is not None:
@@ -181,9 +184,10 @@ class SchedulerCore:
             return Refused(code=ErrorCode.CLUSTER_FULL, text=text)
         return None
 
-    def _take_in(self, peer: int, join: Join) -> list[Action]:
+    def _take_in(self, peer: int, join: Join, now: float) -> list[Action]:
         was_ready = self.members.ready
         node = self.members.take_in(peer, join)
+        self.detector.watch(peer, now)
         if node.role == "worker":
             self._arrived += 1
         joined = Joined(
@@ -232,10 +236,11 @@ class SchedulerCore:
         node = self.members.of_peer(peer)
         if node is None or self.ended is not None:
             return []
-        return self._gone(node, clean=False, reason=reason)
+        return self._gone(node, clean=False, reason=reason, now=now)
 
-    def _gone(self, node: Node, clean: bool, reason: str) -> list[Action]:
+    def _gone(self, node: Node, clean: bool, reason: str, now: float) -> list[Action]:
         peer = node.peer
+        self.detector.forget(peer)
         self.members.leave(node, NodeState.LEFT if clean else NodeState.LOST, reason)
         event = "node_left" if clean else "node_lost"
         fields: dict[str, object] = {"node": str(node), "reason": reason}
@@ -246,7 +251,7 @@ class SchedulerCore:
             actions += self._worker_gone(node, peer, clean)
         if self.ended is None:
             actions += self._broadcast(self.members.state())
-            actions += self._settle_claims(node)
+            actions += self._settle_claims(node, now)
             actions += self._end_if_idle()
         return actions
 
@@ -297,12 +302,12 @@ class SchedulerCore:
         verdict = DeathVerdict(worker=worker, sealed=loss.sealed)
         return [Tell(verdict, peer) for peer in self._server_peers().values()]
 
-    def _settle_claims(self, node: Node) -> list[Action]:
+    def _settle_claims(self, node: Node, now: float) -> list[Action]:
         """Let in who waited for the name of a node that is gone."""
         for claim in self._claims:
             if claim.join.role == node.role and claim.join.name == node.name:
                 self._claims.remove(claim)
-                return self._take_in(claim.peer, claim.join)
+                return self._take_in(claim.peer, claim.join, now)
         return []
 
     # --- the end ---
@@ -356,6 +361,8 @@ class SchedulerCore:
             deadlines.append(barrier)
         if self.settings.join_timeout_s is not None and not self.members.ready:
             deadlines.append(self.started_at + self.settings.join_timeout_s)
+        if self.ended is None:
+            deadlines.append(self._judge_at)
         return min(deadlines, default=None)
 
     def tick(self, now: float) -> list[Action]:
@@ -366,9 +373,41 @@ class SchedulerCore:
             text = f"a live {claim.join.role} has the name {claim.join.name}; choose another name"
             actions.append(Tell(Refused(code=ErrorCode.NAME_IN_USE, text=text), claim.peer))
         actions += self.barriers.expire(self._active_ranks(), now)
+        if now >= self._judge_at and self.ended is None:
+            actions += self._judge_silence(now)
         limit = self.settings.join_timeout_s
         if limit is not None and not self.members.ready and now >= self.started_at + limit:
             actions += self.end(False, f"after {limit:g} s {self._absent()}")
+        return actions
+
+    def heartbeat(self, role: str, rank: int, incarnation: int, now: float) -> bool:
+        """Take a node's heartbeat; False if that node is not, or no longer, in the job."""
+        node = self.members.present(role, rank, incarnation)
+        if node is None:
+            return False
+        self.detector.heard(node.peer, now)
+        return True
+
+    def _judge_silence(self, now: float) -> list[Action]:
+        """Suspect and bury those who have been silent for too long."""
+        late_s = now - self._judge_at
+        if late_s > self.settings.heartbeat_s:
+            # This process itself was held up: heartbeats may lie unread before its door.
+            self.detector.excuse(late_s)
+        self._judge_at = now + self.settings.heartbeat_s / 2
+        suspected, dead = self.detector.judge(now)
+        actions: list[Action] = []
+        for peer in suspected:
+            fields: dict[str, object] = {"node": str(self.members.of_peer(peer))}
+            actions.append(Note("node_suspected", fields, "warning"))
+        for peer in dead:
+            node = self.members.of_peer(peer)
+            if node is not None and self.ended is None:
+                silent_s = self.detector.silent_s(peer, now)
+                reason = f"no heartbeat for {silent_s:.1f} s"
+                actions += self._gone(node, clean=False, reason=reason, now=now)
+                text = f"{node} was declared lost: {reason}"
+                actions.append(Drop(peer, ErrorCode.STALE_INCARNATION, text))
         return actions
 
     def _absent(self) -> str:

@@ -18,6 +18,7 @@ from aiops.runtime.postoffice import Postoffice
 from aiops.van.base import Address, Van
 from aiops.van.link import Link
 from aiops_protocol.control import ClusterState, Member
+from aiops_protocol.errors import ErrorCode
 from aiops_protocol.frames import Control, Frame, Kind, Parked, Reply
 from aiops_protocol.handshake import Purpose, Role
 
@@ -32,6 +33,13 @@ WARN_WAITING_S: Final = 10.0
 RECONNECT_TIMEOUT_S: Final = 30.0
 """How long a lost data connection is tried again before its requests fail. A dead server is
 reported by the scheduler long before."""
+
+
+FINAL_CODES: Final = frozenset(
+    {ErrorCode.OK, ErrorCode.SHUTTING_DOWN, ErrorCode.STALE_INCARNATION, ErrorCode.WRONG_JOB}
+)
+"""Goodbyes after which calling again is useless. Others, such as a checksum that is wrong, say
+that this connection was damaged; the requests are sent again over a new one."""
 
 
 class Server:
@@ -279,6 +287,9 @@ class Customer:
                     workers=operation.waiting_for,
                 )
 
+    def link_pinged(self, link: Link) -> None:
+        """Nothing to do: the link answers."""
+
     def link_batch_end(self, link: Link) -> None:
         """Send what the answers have made room for."""
         server = self._by_link.get(link.number)
@@ -304,7 +315,7 @@ class Customer:
         server.channel.lost()
         if self._closed or self._postoffice.failure is not None:
             return
-        if link.goodbye is not None:
+        if link.goodbye is not None and link.goodbye.code in FINAL_CODES:
             self._fail_server(server, f"{server} ended the connection: {link.goodbye.text}")
             return
         server.reconnects += 1
@@ -414,6 +425,9 @@ class _Adopter:
 
     def link_frame(self, link: Link, frame: Frame) -> None:
         """No frame comes before adoption."""
+
+    def link_pinged(self, link: Link) -> None:
+        """Nothing to do: the link answers."""
 
     def link_batch_end(self, link: Link) -> None:
         """Nothing to do."""

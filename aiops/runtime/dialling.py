@@ -86,6 +86,9 @@ class _Opening:
     def link_frame(self, link: Link, frame: Frame) -> None:
         """No frame comes before the handshake is over."""
 
+    def link_pinged(self, link: Link) -> None:
+        """Nothing to do: the link answers."""
+
     def link_batch_end(self, link: Link) -> None:
         """Nothing to do for an opening link."""
 

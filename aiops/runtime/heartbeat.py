@@ -24,10 +24,11 @@ from aiops_protocol.handshake import ClientHandshake, Purpose, Role
 from aiops.errors import AiopsError
 from aiops.roles.detector import Lease
 from aiops.runtime.dialling import LinkPlan, open_link
+from aiops.van import TcpVan
 from aiops.van.base import Address, Van
 from aiops.van.link import Link
 
-__all__ = ["Heartbeat", "LoopHeartbeat", "ThreadHeartbeat"]
+__all__ = ["Heartbeat", "Identity", "LoopHeartbeat", "ThreadHeartbeat", "make_heartbeat"]
 
 RETRY_S: Final = 0.2
 """Pause before a broken heartbeat connection is opened again."""
@@ -40,6 +41,7 @@ class Heartbeat(Protocol):
     """Keeps a lease renewed until it is closed."""
 
     lease: Lease
+    from_thread: bool
 
     def start(self) -> None:
         """Begin to beat."""
@@ -76,11 +78,30 @@ class Identity:
         )
 
 
+def make_heartbeat(
+    van: Van,
+    identity: Identity,
+    heartbeat_s: float,
+    fenced: Callable[[str], None],
+    *,
+    from_thread: bool,
+) -> Heartbeat:
+    """Return what beats for a node: a thread over TCP, or the event loop over any van."""
+    if from_thread and isinstance(van, TcpVan):
+        return ThreadHeartbeat(identity, heartbeat_s, fenced)
+    return LoopHeartbeat(van, identity, heartbeat_s, fenced)
+
+
 class LoopHeartbeat:
     """Beats from the event loop, over any van."""
 
-    def __init__(self, van: Van, identity: Identity, heartbeat_s: float) -> None:
+    from_thread = False
+
+    def __init__(
+        self, van: Van, identity: Identity, heartbeat_s: float, fenced: Callable[[str], None]
+    ) -> None:
         self._van = van
+        self._fenced = fenced
         self._identity = identity
         self._loop = asyncio.get_running_loop()
         self.lease = Lease(heartbeat_s, self._loop.time())
@@ -120,6 +141,9 @@ class LoopHeartbeat:
             if sent_at is not None:
                 self.lease.renew(sent_at)
 
+    def link_pinged(self, link: Link) -> None:
+        """Nothing to do: the scheduler does not ask."""
+
     def link_batch_end(self, link: Link) -> None:
         """Nothing to do."""
 
@@ -127,9 +151,12 @@ class LoopHeartbeat:
         """Nothing to do."""
 
     def link_lost(self, link: Link, error: AiopsError | None) -> None:
-        """Open the connection again at the next beat."""
+        """Open the connection again at the next beat, unless the scheduler has ended it."""
         if self._link is link:
             self._link = None
+            if link.goodbye is not None and self._task is not None:
+                self._task.cancel()
+                self._fenced(link.goodbye.text)
 
     async def close(self) -> None:
         """Stop. Idempotent."""
@@ -150,6 +177,8 @@ class ThreadHeartbeat:
     fenced
         Called in the event loop when the scheduler has ended the connection with a reason.
     """
+
+    from_thread = True
 
     def __init__(
         self, identity: Identity, heartbeat_s: float, fenced: Callable[[str], None]
@@ -182,6 +211,7 @@ class ThreadHeartbeat:
         return max(4 * self._period_s, 1.0)
 
     def _talk(self, sock: socket.socket) -> None:
+        sock.settimeout(self._wait_s)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         identity = self._identity
         handshake = ClientHandshake(

@@ -34,6 +34,9 @@ class _Asker:
         if isinstance(message, StatusReply) and not self.reply.done():
             self.reply.set_result(msgspec.json.decode(message.status))
 
+    def link_pinged(self, link: Link) -> None:
+        """Nothing to do: the link answers."""
+
     def link_batch_end(self, link: Link) -> None:
         """Nothing to do."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
@@ -19,11 +20,13 @@ from aiops.errors import (
     JoinTimeout,
     NodeFailed,
     RequestTimeout,
+    StaleIncarnation,
     UsageError,
     rejection,
 )
 from aiops.observability import get_logger
 from aiops.runtime.dialling import LinkPlan, open_link
+from aiops.runtime.heartbeat import Heartbeat, Identity, make_heartbeat
 from aiops.van.base import Address, Van
 from aiops.van.link import Link
 from aiops_protocol.control import (
@@ -48,6 +51,7 @@ from aiops_protocol.control import (
     TableOpened,
     TableSpec,
 )
+from aiops_protocol.errors import ErrorCode
 from aiops_protocol.frames import Control, Frame
 from aiops_protocol.handshake import Purpose, Role
 
@@ -72,7 +76,7 @@ class Postoffice:
         Whether the worker is within a step that it has not completed.
     """
 
-    def __init__(self, van: Van, scheduler: Address) -> None:
+    def __init__(self, van: Van, scheduler: Address, *, heartbeat_thread: bool = True) -> None:
         self.scheduler = scheduler
         self.failure: AiopsError | None = None
         self.ended_well: str | None = None
@@ -84,6 +88,10 @@ class Postoffice:
         self.on_members: Callable[[ClusterState], None] = lambda state: None
         self.log = get_logger(role="worker")
         self._van = van
+        self._heartbeat_thread = heartbeat_thread
+        self._heart: Heartbeat | None = None
+        self._lease_timer: asyncio.TimerHandle | None = None
+        self._lease_at = 0.0
         self._link: Link | None = None
         self._joined: Joined | None = None
         self._state: ClusterState | None = None
@@ -193,6 +201,9 @@ class Postoffice:
     def link_ready(self, link: Link) -> None:
         """Nothing to do: `join` goes on."""
 
+    def link_pinged(self, link: Link) -> None:
+        """Nothing to do: the link answers."""
+
     def link_batch_end(self, link: Link) -> None:
         """Nothing is kept back until the end of a batch."""
 
@@ -206,6 +217,7 @@ class Postoffice:
         match message:
             case Joined():
                 self._joined = message
+                self._start_heart(message)
             case ClusterState():
                 self._state = message
                 self.on_members(message)
@@ -277,6 +289,50 @@ class Postoffice:
         self._barriers.clear()
         self._changed()
         self.on_failure(error)
+
+    # --- heartbeats ---
+
+    def _start_heart(self, joined: Joined) -> None:
+        job = bytes.fromhex(joined.job)
+        identity = Identity(self.scheduler, Role.WORKER, joined.rank, joined.incarnation, job)
+        self._heart = make_heartbeat(
+            self._van,
+            identity,
+            joined.heartbeat_s,
+            self._declared_lost,
+            from_thread=self._heartbeat_thread,
+        )
+        self._heart.start()
+        loop = asyncio.get_running_loop()
+        self._lease_at = loop.time() + joined.heartbeat_s
+        self._lease_timer = loop.call_at(self._lease_at, self._check_lease)
+
+    def _declared_lost(self, reason: str) -> None:
+        """Fail: the scheduler does not count this worker as a member any more."""
+        text = f"the scheduler at {self.scheduler} has given this worker up: {reason}"
+        self._fail(StaleIncarnation(text, ErrorCode.STALE_INCARNATION))
+
+    def _check_lease(self) -> None:
+        """Fail when the scheduler has not answered for a long while."""
+        assert self._heart is not None
+        loop, period_s = asyncio.get_running_loop(), self.joined.heartbeat_s
+        late_s, self._lease_at = loop.time() - self._lease_at, loop.time() + period_s
+        self._lease_timer = loop.call_at(self._lease_at, self._check_lease)
+        if late_s > period_s and not self._heart.from_thread:
+            return  # this loop was held up: its own heartbeats have not been read yet
+        now = time.monotonic()
+        if self._heart.lease.orphaned(now):
+            silent_s = self._heart.lease.silent_s(now)
+            text = f"the scheduler at {self.scheduler} has not answered for {silent_s:.1f} s"
+            self._fail(NodeFailed(text, node="scheduler"))
+
+    async def stop_heart(self) -> None:
+        """Send no more heartbeats. Idempotent."""
+        if self._lease_timer is not None:
+            self._lease_timer.cancel()
+        heart, self._heart = self._heart, None
+        if heart is not None:
+            await heart.close()
 
     # --- what a worker asks ---
 
@@ -365,5 +421,4 @@ class Postoffice:
             if self._joined is not None:
                 self._send(Leave(clean=clean, reason=reason[:1024]))
             self._link.close()
-        if self.failure is None:
-            self.failure = Closed("this worker has been closed")
+        self._fail(Closed("this worker has been closed"))

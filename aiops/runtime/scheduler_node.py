@@ -119,6 +119,7 @@ class Scheduler:
         self._van: Van = van or TcpVan()
         self._listener: Listener | None = None
         self._links: dict[int, Link] = {}
+        self._hearts: dict[int, Link] = {}  # heartbeat connections
         self._core: SchedulerCore | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._ended: asyncio.Future[Ended] | None = None
@@ -168,9 +169,6 @@ class Scheduler:
             secrets.token_bytes(32),
             bytes.fromhex(self._running.job),
             epoch=self._running.members.epoch,
-            admit=lambda hello: (
-                ErrorCode.OK if hello.purpose == Purpose.CONTROL else ErrorCode.WRONG_ROLE
-            ),
         )
         return Link(stream, handshake, self)
 
@@ -179,7 +177,21 @@ class Scheduler:
     def link_ready(self, link: Link) -> None:
         """Take in a connection; the node behind it says who it is with `Join`."""
         link.tag = _PEER_ROLES.get(Role(link.hello.role), "a node")
-        self._links[link.number] = link
+        if link.hello.purpose == Purpose.HEARTBEAT:
+            self._hearts[link.number] = link
+        else:
+            self._links[link.number] = link
+
+    def link_pinged(self, link: Link) -> None:
+        """Take a heartbeat; somebody who is no member is told so, and fenced by it."""
+        hello = link.hello
+        if hello.purpose != Purpose.HEARTBEAT:
+            return
+        role = _PEER_ROLES[Role(hello.role)]
+        if not self._running.heartbeat(role, hello.rank, hello.incarnation, self._now()):
+            ended = self._running.ended
+            text = ended.reason if ended else f"{role} {hello.rank} was declared lost"
+            link.close(ErrorCode.STALE_INCARNATION, text)
 
     def link_frame(self, link: Link, frame: Frame) -> None:
         """Handle one message."""
@@ -227,6 +239,8 @@ class Scheduler:
 
     def link_lost(self, link: Link, error: AiopsError | None) -> None:
         """Note the end of a connection."""
+        if self._hearts.pop(link.number, None) is not None:
+            return
         known = self._links.pop(link.number, None)
         if known is None:
             if isinstance(error, PeerMisbehaved):
@@ -316,7 +330,7 @@ class Scheduler:
             except TimeoutError:
                 left = ", ".join(str(link) for link in self._links.values())
                 _log.warning("nodes_did_not_leave", nodes=left)
-        for link in list(self._links.values()):
+        for link in [*self._links.values(), *self._hearts.values()]:
             link.abort()
         for task in list(self._tasks):
             task.cancel()

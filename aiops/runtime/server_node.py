@@ -20,9 +20,10 @@ from aiops.runtime.addresses import (
     scheduler_address,
 )
 from aiops.runtime.dialling import LinkPlan, open_link
-from aiops.runtime.doors import log_note, open_door
+from aiops.runtime.doors import Silent, log_note, open_door
+from aiops.runtime.heartbeat import Heartbeat, Identity, make_heartbeat
 from aiops.van import TcpVan
-from aiops.van.base import Address, Listener, Stream, Van
+from aiops.van.base import Address, Listener, Stream, StreamHandler, Van
 from aiops.van.link import Link
 from aiops_protocol.control import Join, Joined, Leave, NodeReport, Refused
 from aiops_protocol.errors import ErrorCode
@@ -63,6 +64,10 @@ class Server:
     memory_limit_bytes
         What all shards together may need; by default 80 % of the machine's memory.
 
+    heartbeat_thread
+        Send heartbeats from a thread of their own, so that a busy event loop is not taken for a
+        dead server; `False` where the scheduler shares the event loop anyway.
+
     Raises
     ------
     ConfigError
@@ -82,6 +87,7 @@ class Server:
         insecure: bool = False,
         connect_timeout_s: float = 60.0,
         memory_limit_bytes: int | None = None,
+        heartbeat_thread: bool = True,
         van: Van | None = None,
     ) -> None:
         self._scheduler = scheduler_address(scheduler)
@@ -108,6 +114,10 @@ class Server:
         self._apply_latency = LatencyHistogram()
         self._emptied = asyncio.Event()
         self._closing: asyncio.Task[None] | None = None
+        self._heartbeat_thread = heartbeat_thread
+        self._heart: Heartbeat | None = None
+        self._fenced = False
+        self._tick_at = 0.0
         self._log = get_logger(role="server")
         self._counters = dict.fromkeys(("frames", "rounds", "connections"), 0)
         self._bytes_gone = [0, 0]  # sent, received over connections that have ended
@@ -181,11 +191,34 @@ class Server:
         self._log = get_logger(role="server", rank=self.rank, job=self._joined.job[:8])
         if self._joined.trace:
             self._spans = SpanBuffer()
+        identity = Identity(
+            self._scheduler,
+            Role.SERVER,
+            self.rank,
+            self._joined.incarnation,
+            bytes.fromhex(self._joined.job),
+        )
+        self._heart = make_heartbeat(
+            self._van,
+            identity,
+            self._joined.heartbeat_s,
+            self._declared_lost,
+            from_thread=self._heartbeat_thread,
+        )
+        self._heart.start()
+        self._tick_at = loop.time() + TICK_S
         self._timer = loop.call_later(TICK_S, self._tick)
+
+    def _declared_lost(self, reason: str) -> None:
+        self._core.ended = self._core.ended or Ended(False, f"the scheduler says: {reason}")
+        self._end(self._core.ended)
 
     # --- links ---
 
-    def _accept(self, stream: Stream) -> Link:
+    def _accept(self, stream: Stream) -> StreamHandler:
+        if self._fenced:  # a worker will call again
+            stream.abort()
+            return Silent()
         # The scheduler's welcome has told the job before anybody was told this address: a worker
         # may call here before this server has read that it is taken in.
         job = self._control.welcome.job if self._control else secrets.token_bytes(16)
@@ -200,8 +233,6 @@ class Server:
         return link
 
     def _admit(self, hello: Hello) -> ErrorCode:
-        if hello.role != Role.WORKER or hello.purpose != Purpose.DATA:
-            return ErrorCode.WRONG_ROLE
         return self._core.admit(hello.rank, hello.incarnation)
 
     def _segment(self, link: Link, size: int) -> memoryview:
@@ -274,6 +305,9 @@ class Server:
                 self._joining.set_exception(rejection(message.code, message.text))
         else:
             self._perform(self._core.order(message, asyncio.get_running_loop().time()))
+
+    def link_pinged(self, link: Link) -> None:
+        """Nothing to do: the link answers."""
 
     def link_batch_end(self, link: Link) -> None:
         """Nothing is kept back until the end of a batch."""
@@ -353,11 +387,31 @@ class Server:
 
     def _tick(self) -> None:
         loop = asyncio.get_running_loop()
+        late_s, self._tick_at = loop.time() - self._tick_at, loop.time() + TICK_S
         self._timer = loop.call_later(TICK_S, self._tick)
+        self._check_lease(late_s)
         self._perform(self._core.tick(loop.time()))
         if loop.time() >= self._report_at:
             self._report_at = loop.time() + self._known.report_period_s
             self._report()
+
+    def _check_lease(self, late_s: float) -> None:
+        """Stop serving while the scheduler does not answer; give it up after a long while."""
+        assert self._heart is not None
+        lease, now = self._heart.lease, time.monotonic()
+        if late_s > lease.heartbeat_s and not self._heart.from_thread:
+            return  # this loop was held up: its own heartbeats have not been read yet
+        if lease.orphaned(now):
+            silent_s = lease.silent_s(now)
+            text = f"the scheduler at {self._scheduler} has not answered for {silent_s:.1f} s"
+            self._core.ended = self._core.ended or Ended(False, text)
+            self._end(self._core.ended)
+        elif lease.expired(now) != self._fenced:
+            self._fenced = not self._fenced
+            self._log.warning("serving_suspended" if self._fenced else "serving_resumed")
+            if self._fenced:
+                for link in list(self._links.values()):
+                    link.abort(ConnectionLost(f"{link}: this server has lost its scheduler"))
 
     def _report(self) -> None:
         if self._control is None:
@@ -407,6 +461,8 @@ class Server:
             self._ended.set_result(self._core.ended)
         if self._joining is not None and not self._joining.done():
             self._joining.cancel()
+        if self._heart is not None:
+            await self._heart.close()
         if self._control is not None:
             if self._joined is not None:
                 self._report()

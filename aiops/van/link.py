@@ -38,6 +38,10 @@ class LinkOwner(Protocol):
         """Take a frame; a payload that was not given a destination holds until this returns."""
         ...
 
+    def link_pinged(self, link: Link) -> None:
+        """Take note that the peer is alive; it is answered right after."""
+        ...
+
     def link_batch_end(self, link: Link) -> None:
         """Take note that all frames that have arrived are handed over."""
         ...
@@ -180,6 +184,7 @@ class Link:
                 return
             while (frame := connection.next_frame()) is not NEED_DATA:
                 if isinstance(frame, Ping):
+                    self.owner.link_pinged(self)
                     self.send(Pong(frame.token))
                 elif isinstance(frame, Goodbye):
                     self.goodbye = frame
