@@ -9,8 +9,7 @@ flight, and what is to be sent again over a new connection, byte for byte the sa
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -22,13 +21,18 @@ from aiops_protocol.frames import Ack, AckLevel, Parked, Reject, Reply, Request,
 from aiops_protocol.limits import PULL_WINDOW_BYTES, WINDOW_BYTES
 from aiops_protocol.payload import Buffer
 
-__all__ = ["Channel", "Operation", "Part"]
+__all__ = ["PULLS_BYTES_MAX", "Channel", "Operation", "Part"]
 
 NO_BYTES: Final = b""
 
 WAIT_TIMEOUT_S: Final = 600.0
 """How long a call may wait for live workers by rule of consistency: ten minutes of computing
 between two pushes are normal, an hour is a hang."""
+
+PULLS_BYTES_MAX: Final = 2 * PULL_WINDOW_BYTES
+"""Pulls in flight with the first part of each call counted, which passes a full window."""
+
+T = TypeVar("T")
 
 
 class Operation:
@@ -170,6 +174,10 @@ class Part:
 class Channel:
     """Everything one customer has outstanding at one server.
 
+    What waits is queued by table (mutations, whose order matters) or by call (pulls). Each queue
+    may have one part in flight however full the window is, so that what waits by rule of
+    consistency holds up only its own kind.
+
     Parameters
     ----------
     session
@@ -182,6 +190,7 @@ class Channel:
         "_mutations",
         "_next_id",
         "_pull_bytes",
+        "_pulling",
         "_pulls",
         "_resend",
         "epoch",
@@ -194,49 +203,71 @@ class Channel:
         self.epoch = 0
         self.window_bytes = WINDOW_BYTES
         self._next_id = 1
-        self._mutations: deque[Part] = deque()
-        self._pulls: deque[Part] = deque()
+        self._mutations: dict[Outbox, deque[Part]] = {}
+        self._pulls: dict[Operation, deque[Part]] = {}
+        self._pulling: dict[Operation, int] = {}  # parts in flight
         self._flight: dict[int, Part] = {}  # by request id, in order of first sending
         self._resend: deque[Part] = deque()
         self._mutation_bytes = 0
         self._pull_bytes = 0
 
     @property
-    def idle(self) -> bool:
-        """Whether nothing is queued or in flight."""
-        return not (self._flight or self._mutations or self._pulls)
+    def waiting(self) -> bool:
+        """Whether anything is queued, for the window or to be sent again."""
+        return bool(self._mutations or self._pulls or self._resend)
 
     def submit(self, part: Part) -> None:
-        """Queue a part; `sendable` yields it when the window has room."""
-        (self._pulls if part.outbox is None else self._mutations).append(part)
+        """Queue a part; `next_part` returns it when the window has room."""
+        if part.outbox is not None:
+            queue = self._mutations.get(part.outbox)
+            if queue is None:
+                queue = self._mutations[part.outbox] = deque()
+        else:
+            queue = self._pulls.get(part.operation)
+            if queue is None:
+                queue = self._pulls[part.operation] = deque()
+        queue.append(part)
 
-    def sendable(self, now: float) -> Iterator[Part]:
-        """Yield the parts to send now, in order; each one counts as sent when yielded.
-
-        A window always lets one part pass, however large.
-        """
+    def next_part(self, now: float) -> Part | None:
+        """Return the part to send now, which counts as sent; `None` if all that is left waits."""
         while self._resend:
             part = self._resend.popleft()
             if part.request_id in self._flight:
                 part.resent = True
-                yield part
-        while self._mutations:
-            part = self._mutations[0]
-            assert part.outbox is not None
-            full = self._mutation_bytes and self._mutation_bytes + part.size > self.window_bytes
-            if full or not part.outbox.open:
-                break
-            self._mutations.popleft()
-            self._mutation_bytes += part.size
-            part.seq = part.outbox.take()
-            yield self._launch(part, part.outbox.answered_below, now)
-        while self._pulls:
-            part = self._pulls[0]
-            if self._pull_bytes and self._pull_bytes + part.size > PULL_WINDOW_BYTES:
-                break
-            self._pulls.popleft()
-            self._pull_bytes += part.size
-            yield self._launch(part, 0, now)
+                return part
+        if self._mutations and (found := self._next_mutation()) is not None:
+            assert found.outbox is not None
+            found.seq = found.outbox.take()
+            return self._launch(found, found.outbox.answered_below, now)
+        if self._pulls and (found := self._next_pull()) is not None:
+            return self._launch(found, 0, now)
+        return None
+
+    def _next_mutation(self) -> Part | None:
+        for outbox, queue in self._mutations.items():
+            part = queue[0]
+            full = self._mutation_bytes + part.size > self.window_bytes
+            if outbox.open and (not full or outbox.idle):
+                queue.popleft()
+                if not queue:
+                    del self._mutations[outbox]
+                self._mutation_bytes += part.size
+                return part
+        return None
+
+    def _next_pull(self) -> Part | None:
+        for operation, queue in self._pulls.items():
+            part = queue[0]
+            in_flight = self._pulling.get(operation, 0)
+            limit = PULL_WINDOW_BYTES if in_flight else PULLS_BYTES_MAX
+            if self._pull_bytes + part.size <= limit or not self._pull_bytes:
+                queue.popleft()
+                if not queue:
+                    del self._pulls[operation]
+                self._pulling[operation] = in_flight + 1
+                self._pull_bytes += part.size
+                return part
+        return None
 
     def _launch(self, part: Part, answered_below: int, now: float) -> Part:
         part.request_id = self._next_id
@@ -302,6 +333,11 @@ class Channel:
         part.settled = True
         if part.outbox is None:
             self._pull_bytes -= part.size
+            left = self._pulling[part.operation] - 1
+            if left:
+                self._pulling[part.operation] = left
+            else:
+                del self._pulling[part.operation]
         else:
             self._mutation_bytes -= part.size
             part.outbox.answered(part.seq)
@@ -325,7 +361,26 @@ class Channel:
         if part.request_id in self._flight:
             self._settle(part)
             return
-        queue = self._pulls if part.outbox is None else self._mutations
-        if part in queue:
+        if part.outbox is not None:
+            self._drop(self._mutations, part.outbox, part)
+        else:
+            self._drop(self._pulls, part.operation, part)
+
+    @staticmethod
+    def _drop(queues: dict[T, deque[Part]], key: T, part: Part) -> None:
+        queue = queues.get(key)
+        if queue is not None and part in queue:
             queue.remove(part)
             part.operation.parts_left -= 1
+            if not queue:
+                del queues[key]
+
+    def validate(self) -> None:
+        """Check what must always hold."""
+        pulls = [part for part in self._flight.values() if part.outbox is None]
+        mutations = [part for part in self._flight.values() if part.outbox is not None]
+        assert self._pull_bytes == sum(part.size for part in pulls)
+        assert self._mutation_bytes == sum(part.size for part in mutations)
+        assert sum(self._pulling.values()) == len(pulls)
+        assert all(self._mutations.values())
+        assert all(self._pulls.values())

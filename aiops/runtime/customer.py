@@ -178,7 +178,8 @@ class Customer:
         link = server.link
         if link is None or not link.ready:
             return
-        for part in server.channel.sendable(self._loop.time()):
+        now = self._loop.time()
+        while (part := server.channel.next_part(now)) is not None:
             size = len(part.header) + len(part.payload)
             if part.resent:
                 self.bytes.retransmit_sent += size
@@ -293,7 +294,7 @@ class Customer:
     def link_batch_end(self, link: Link) -> None:
         """Send what the answers have made room for."""
         server = self._by_link.get(link.number)
-        if server is not None and not server.channel.idle:
+        if server is not None and server.channel.waiting:
             self._pump(server)
 
     def link_drained(self, link: Link) -> None:

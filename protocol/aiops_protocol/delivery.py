@@ -35,6 +35,11 @@ class Outbox:
         """Whether the window lets one more mutation out."""
         return self._next - self.answered_below < self.window
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is unanswered."""
+        return not self._unanswered
+
     def take(self) -> int:
         """Return the number of the mutation that is sent now."""
         seq = self._next

@@ -1,0 +1,100 @@
+"""Clusters for tests: guarded against hanging, and checked to leave nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from van_bodies import leaving_nothing, resume, stall
+
+import aiops
+from aiops.van.link import Link
+from aiops_protocol.payload import Float32Array
+
+GUARD_S = float(os.environ.get("AIOPS_TEST_GUARD_S", "20"))
+"""No test takes so long; a wait that does has failed."""
+
+T = TypeVar("T")
+
+
+@asynccontextmanager
+async def guarded() -> AsyncIterator[None]:
+    """Give up after `GUARD_S`; no task, socket or thread may be left."""
+    threads = set(threading.enumerate())
+    async with leaving_nothing(), asyncio.timeout(GUARD_S):
+        yield
+    assert set(threading.enumerate()) <= threads
+
+
+@asynccontextmanager
+async def local_job(servers: int = 1, **options: Any) -> AsyncIterator[aiops.LocalCluster]:
+    """Give a local cluster, guarded; the servers' own invariants are checked at the end."""
+    async with guarded(), aiops.LocalCluster(servers, **options) as cluster:
+        yield cluster
+        cluster.scheduler._running.validate()
+        for server in cluster.servers:
+            server._core.validate()
+
+
+async def together(calls: Iterable[Awaitable[T]]) -> list[T]:
+    """Await all at once; the first error ends the others and is raised."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Let the loop run until the condition holds."""
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+def served(server: aiops.Server) -> list[Link]:
+    """Return a server's ends of its data connections."""
+    return list(server._links.values())
+
+
+def pause(server: aiops.Server) -> None:
+    """Let a server read nothing from its workers, as if its process were stopped."""
+    for link in served(server):
+        stall(link.stream)
+
+
+def go_on(server: aiops.Server) -> None:
+    """Let a paused server read again."""
+    for link in served(server):
+        resume(link.stream)
+
+
+def requests_of(server: aiops.Server) -> int:
+    """Return how many requests the server has handled."""
+    return server._counters["frames"]
+
+
+def random_array(shape: tuple[int, ...], *seed: int) -> Float32Array:
+    """Return values with full mantissas, so that a different order of sums shows."""
+    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+
+
+def rank_ordered_mean(gradients: Iterable[Float32Array], count: int | None) -> Float32Array:
+    """Return the float32 left fold, divided by `float32(count)` unless it is `None`."""
+    first, *rest = gradients
+    total = first.copy()
+    for gradient in rest:
+        total = total + gradient
+    return total if count is None else np.divide(total, np.float32(count))
+
+
+def same_bits(left: NDArray[Any], right: NDArray[Any]) -> bool:
+    """Whether two float32 arrays are the same to the last bit; -0.0 is not 0.0 here."""
+    return left.shape == right.shape and left.tobytes() == right.tobytes()
