@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
@@ -100,6 +101,8 @@ def import_module(name: str) -> None:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # an installed script does not look where the user stands
     try:
-        importlib.import_module(name)
+        # stdout belongs to the ready line, or to the workers of a launch
+        with contextlib.redirect_stdout(sys.stderr):
+            importlib.import_module(name)
     except ImportError as error:
         raise click.UsageError(f"cannot import {name}: {error}") from error

@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import aiops
+from aiops.errors import DialFailed
 from aiops.observability import LatencyHistogram
 from aiops_cli.cluster_file import ClusterFile
 from aiops_cli.console import print_json
@@ -65,11 +66,20 @@ async def _watch(address: str, timeout_s: float, *, as_json: bool) -> int:
     live = Live(console=Console(), auto_refresh=False) if _on_terminal(as_json) else None
     with stop_signals(STOP_WITHIN_S) as stop:
         asked = asyncio.create_task(stop.wait())
+        seen = False
         if live is not None:
             live.start()
         try:
             while stop.signum is None:
-                document = await aiops.fetch_status(address, timeout_s=timeout_s)
+                try:
+                    document = await aiops.fetch_status(address, timeout_s=timeout_s)
+                except DialFailed as error:
+                    if not seen:
+                        raise
+                    # A scheduler leaves with its job, most likely between two looks.
+                    print(f"the job has ended, or its scheduler is lost: {error}", file=sys.stderr)
+                    return 0
+                seen = True
                 if live is not None:
                     live.update(picture(document), refresh=True)
                 elif as_json:

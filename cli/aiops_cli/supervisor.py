@@ -145,6 +145,7 @@ class Children:
 
         Cancelling kills what still runs.
         """
+        guard.adopt_orphans()
         async with _watch() as watch:
             asides = [
                 asyncio.create_task(self._follow_job(job)),
@@ -235,9 +236,10 @@ async def _end_group(group: int) -> None:
     deadline = time.monotonic() + STRAGGLERS_GRACE_S
     number: int = signal.SIGTERM
     while guard.send(group, number):
+        guard.collect(group)
         if time.monotonic() > deadline:
             guard.send(group, signal.SIGKILL)
-            return  # a zombie stays until its new parent looks, which in a container may be never
+            return
         await asyncio.sleep(guard.POLL_S)
         number = 0
 

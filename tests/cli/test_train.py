@@ -1,0 +1,95 @@
+"""`aiops train` as a user runs it: on a cluster of its own, and as a worker of another."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from commands import aiops, running
+
+QUICK = ("--steps", "20", "--batch-size", "8")
+
+
+@pytest.fixture
+def houses(tmp_path: Path) -> Path:
+    """Write a small table of numbers: price = 3 rooms + 2 age."""
+    path = tmp_path / "houses.csv"
+    rows = (f"{rooms},{age},{3 * rooms + 2 * age}" for rooms in range(1, 7) for age in range(8))
+    path.write_text("rooms,age,price\n" + "\n".join(rows) + "\n")
+    return path
+
+
+def test_the_report_for_people(houses: Path) -> None:
+    ended = aiops(
+        *("train", "linear", "--data", str(houses), "--target", "price"),
+        *(*QUICK, "--servers", "2", "--workers", "2"),
+    )
+    assert ended.returncode == 0, ended.stderr
+    for text in (
+        "linear on houses.csv",
+        "20 steps",
+        "2 workers, 2 servers",
+        "test",
+        "push",
+        "bytes",
+    ):
+        assert text in ended.stdout
+    assert "worker-" not in ended.stdout
+
+
+def test_the_report_for_machines_and_the_trace(houses: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    ended = aiops(
+        *("train", "linear", "--data", str(houses), "--target", "price", "--json"),
+        *(*QUICK, "--workers", "2", "--trace", str(trace)),
+    )
+    assert ended.returncode == 0, ended.stderr
+    report = json.loads(ended.stdout.splitlines()[-1])
+    assert {"test_loss", "train_loss", "seconds"} <= set(report)
+    assert (report["steps"], report["workers"], report["servers"]) == (20, 2, 1)
+    assert {"pushed", "pulled", "retransmitted"} <= set(report["bytes"])
+    assert report["bytes"]["retransmitted"] == 0
+    events = json.loads(trace.read_text())["traceEvents"]
+    names = {event["name"] for event in events}
+    phases = {"start", "pull", "local gradient", "push", "average and update", "publish", "repeat"}
+    assert phases <= names
+    processes = {e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert {"server 0", "worker 0", "worker 1"} <= processes
+
+
+def test_joining_a_running_cluster(houses: Path) -> None:
+    with running("scheduler", "--servers", "1", "--workers", "1") as scheduler:
+        address = scheduler.ready()["address"]
+        with running("server", "--scheduler", address) as server:
+            ended = aiops(
+                *("train", "linear", "--data", str(houses), "--target", "price", *QUICK),
+                *("--json", "--scheduler", address),
+            )
+            assert ended.returncode == 0, ended.stderr
+            report = json.loads(ended.stdout.splitlines()[-1])
+            assert report["steps"] == report["worker_report"]["steps"] == 20
+            assert report["workers"] == 1
+            assert server.end()[0] == 0
+        assert scheduler.end()[0] == 0
+
+
+def test_unreadable_data_is_one_line_before_anything_starts(tmp_path: Path) -> None:
+    path = tmp_path / "bad.csv"
+    path.write_text("a,b\n1,2\n3,x\n5,6\n")
+    ended = aiops("train", "linear", "--data", str(path), "--target", "b")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.count("\n") == 1
+    assert "bad.csv" in ended.stderr
+    assert "3" in ended.stderr
+
+
+def test_a_training_that_diverges_says_so(houses: Path) -> None:
+    ended = aiops(
+        *("train", "linear", "--data", str(houses), "--target", "price"),
+        *("--lr", "1e30", "--steps", "500", "--workers", "2"),
+    )
+    assert ended.returncode == 1
+    assert "diverged" in ended.stderr
+    assert "Traceback" not in ended.stderr
