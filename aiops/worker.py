@@ -387,6 +387,7 @@ class Worker:
                 self._report()
         self.postoffice.leave(clean, "" if clean else _describe(error))
         await self.customer.close()
+        await self.postoffice.wait_left()
         await self.postoffice.stop_heart()
 
 
@@ -486,6 +487,7 @@ class Connecting:
             postoffice.leave(False, _describe(error))
             if customer is not None:
                 await customer.close()
+            await postoffice.wait_left()
             await postoffice.stop_heart()
             raise
 

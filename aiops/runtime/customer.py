@@ -409,9 +409,10 @@ class Customer:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for server in self._servers.values():
-            if server.link is not None:
-                server.link.close()
+        links = [server.link for server in self._servers.values() if server.link is not None]
+        for link in links:
+            link.close()
+        await asyncio.gather(*(link.wait_lost() for link in links))
 
 
 class _Adopter:

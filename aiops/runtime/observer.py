@@ -85,3 +85,4 @@ async def fetch_status(
         ) from None
     finally:
         link.close()
+        await link.wait_lost()

@@ -326,6 +326,11 @@ class Postoffice:
             text = f"the scheduler at {self.scheduler} has not answered for {silent_s:.1f} s"
             self._fail(NodeFailed(text, node="scheduler"))
 
+    async def wait_left(self) -> None:
+        """Wait until the connection has ended that `leave` has closed."""
+        if self._link is not None:
+            await self._link.wait_lost()
+
     async def stop_heart(self) -> None:
         """Send no more heartbeats. Idempotent."""
         if self._lease_timer is not None:

@@ -470,6 +470,8 @@ class Server:
             self._control.close()
         await listener.close()
         await self._say_goodbye()
+        if self._control is not None:
+            await self._control.wait_lost()
 
     async def _say_goodbye(self) -> None:
         for link in list(self._links.values()):

@@ -94,6 +94,7 @@ class Link:
         self._said_goodbye = False
         self._closing = False
         loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[None] = loop.create_future()
         self._timer: asyncio.TimerHandle | None = loop.call_later(
             handshake_timeout_s, self._handshake_late, handshake_timeout_s
         )
@@ -162,6 +163,14 @@ class Link:
         self._error = self._error or error
         self._closing = True
         self.stream.abort()
+
+    async def wait_lost(self) -> None:
+        """Wait for the end of a link that was closed or aborted.
+
+        A closed stream ends within `CLOSE_TIMEOUT_S`, so this does, too. A loop that stops
+        before would cut the connection.
+        """
+        await asyncio.shield(self._ended)
 
     def abandon(self, memory: memoryview) -> None:
         """Do not write into this memory any more, even if its frame is half received."""
@@ -247,6 +256,8 @@ class Link:
                 f"the connection to {self} ended{detail}", peer=str(self), retryable=True
             )
             self._error.__cause__ = error
+        if not self._ended.done():
+            self._ended.set_result(None)
         self.owner.link_lost(self, self._error)
 
     def _stop_timer(self) -> None:
