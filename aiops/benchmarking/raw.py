@@ -5,7 +5,7 @@ the client that talks to it. No checks, no key ranges, no retransmission, no eve
 Python can do with a socket, so that a ratio to it says what all the rest costs.
 
 It is not a straw man. Receive buffers are allocated once, small messages leave in one system call,
-and a large payload is added piece by piece while it is warm, as the parameter server does it.
+and a large payload is added segment by segment while it is warm, as the parameter server does it.
 
 The child dials its parent and leaves at the end of the stream: whoever dies, the other one ends.
 """
@@ -23,6 +23,7 @@ from typing import Final, Self
 import numpy as np
 
 from aiops.errors import AiopsError
+from aiops_protocol.limits import SEGMENT_BYTES
 from aiops_protocol.payload import Float32Array, as_bytes
 
 HEADER: Final = struct.Struct("<IIQ")
@@ -32,9 +33,6 @@ PUSH: Final = 1
 PULL: Final = 2
 ACK: Final = 3
 VALUES: Final = 4
-
-PIECE_BYTES: Final = 1 << 20
-"""A payload is added in pieces of this size: a segment of the parameter server's."""
 
 ACCEPT_POLL_S: Final = 0.2
 """How often to look whether the child that should dial is still there."""
@@ -50,7 +48,7 @@ def serve(connection: socket.socket) -> None:
         size is a table of its own on the other side of the comparison.
     """
     arrays: dict[int, Float32Array] = {}
-    piece = np.empty(PIECE_BYTES // 4, np.float32)
+    piece = np.empty(SEGMENT_BYTES // 4, np.float32)
     piece_bytes = as_bytes(piece)
     header = memoryview(bytearray(HEADER.size))
     while receive_exactly(connection, header):
@@ -61,8 +59,8 @@ def serve(connection: socket.socket) -> None:
         if kind == PULL:
             send_all(connection, HEADER.pack(VALUES, request, size), as_bytes(values))
             continue
-        for begin in range(0, size, PIECE_BYTES):
-            piece_size = min(PIECE_BYTES, size - begin)
+        for begin in range(0, size, SEGMENT_BYTES):
+            piece_size = min(SEGMENT_BYTES, size - begin)
             receive_exactly(connection, piece_bytes[:piece_size])
             target = values[begin // 4 : (begin + piece_size) // 4]
             np.add(target, piece[: piece_size // 4], out=target)

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from aiops.benchmarking import raw
-from aiops.benchmarking.raw import PIECE_BYTES, RawClient, receive_exactly, send_all
+from aiops.benchmarking.raw import RawClient, receive_exactly, send_all
+from aiops_protocol.limits import SEGMENT_BYTES
 
-# A multiple of the piece, not a multiple, and the smallest there is.
-SIZES = [4, 4096, PIECE_BYTES, 2 * PIECE_BYTES + 12]
+# A multiple of the segment, not a multiple, and the smallest there is.
+SIZES = [4, 4096, SEGMENT_BYTES, 2 * SEGMENT_BYTES + 12]
 
 
 @pytest.mark.parametrize("size", SIZES)
