@@ -8,7 +8,7 @@ code without asyncio.
 
 from __future__ import annotations
 
-from aiops import errors, init, optim
+from aiops import blocking, errors, init, optim
 from aiops.consistency import ASP, BSP
 from aiops.local_cluster import LocalCluster
 from aiops.local_copy import LocalCopy
@@ -29,6 +29,7 @@ __all__ = [
     "Server",
     "Table",
     "Worker",
+    "blocking",
     "connect",
     "errors",
     "fetch_status",
