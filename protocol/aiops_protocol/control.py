@@ -141,7 +141,7 @@ class Refused(Message, frozen=True, tag=True, kw_only=True):
 
 
 class ClusterState(Message, frozen=True, tag=True, kw_only=True):
-    """Scheduler to every node, after each change of membership."""
+    """Scheduler to every node: who is in the job, after each change."""
 
     senders = SCHEDULER
 
@@ -153,7 +153,7 @@ class ClusterState(Message, frozen=True, tag=True, kw_only=True):
 
 
 class Leave(Message, frozen=True, tag=True, kw_only=True):
-    """Worker or server to scheduler, before GOODBYE: I go, cleanly or because of an error."""
+    """Worker or server to scheduler: I go, cleanly or because of an error; GOODBYE follows."""
 
     senders = MEMBER
 
@@ -320,7 +320,7 @@ class DeathQuery(Message, frozen=True, tag=True, kw_only=True):
 
 
 class LossReport(Message, frozen=True, tag=True, kw_only=True):
-    """Server to scheduler, in answer: what the worker had sealed here."""
+    """Server to scheduler: what the worker had sealed here, in answer to `DeathQuery`."""
 
     senders = SERVER
 
@@ -399,7 +399,7 @@ class StopAt(Message, frozen=True, tag=True, kw_only=True):
 
 
 class NodeReport(Message, frozen=True, tag=True, kw_only=True):
-    """Node to scheduler, about once a second and at its end: what it counted.
+    """Server or worker to scheduler: what it counted, about once a second and at its end.
 
     `clock_offset_ns` is wall clock minus monotonic clock, to lay spans of several hosts on
     one axis.
@@ -418,13 +418,13 @@ class NodeReport(Message, frozen=True, tag=True, kw_only=True):
 
 
 class StatusRequest(Message, frozen=True, tag=True, kw_only=True):
-    """Observer to scheduler: tell how the job is doing."""
+    """Observer, server or worker to scheduler: tell how the job is doing."""
 
     senders = MEMBER | OBSERVER
 
 
 class StatusReply(Message, frozen=True, tag=True, kw_only=True):
-    """Scheduler to observer: the status as one JSON document, in UTF-8."""
+    """Scheduler to whoever asked: the status as one JSON document, in UTF-8."""
 
     senders = SCHEDULER
 

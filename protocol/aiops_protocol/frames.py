@@ -78,7 +78,7 @@ class Flag(IntFlag):
     CONTRIBUTED = 1 << 4
     """A SEAL of a clock in which this worker pushed to the table."""
     FINAL = 1 << 5
-    """A SEAL after which this worker takes no part in later rounds."""
+    """A SEAL that seals nothing: from this clock on the worker takes part in no round."""
     WEIGHT = 1 << 6
     """Reserved: a SEAL carries the weight of the contribution."""
     DEADLINE = 1 << 8
@@ -180,7 +180,7 @@ class Assign(Request, frozen=True, gc=False, kw_only=True):
 class Seal(Request, frozen=True, gc=False, kw_only=True):
     """Worker to server: my contribution to round `clock` of this table is whole.
 
-    With FINAL: and I take part in no later round. Answered by ACK.
+    With FINAL it seals no round: I take part in none from this clock on. Answered by ACK.
     """
 
     kind = Kind.SEAL
