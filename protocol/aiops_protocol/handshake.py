@@ -47,6 +47,7 @@ from aiops_protocol.greeting import (
     encode_welcome,
 )
 from aiops_protocol.limits import (
+    CUSTOMERS_MAX,
     PAYLOAD_BYTES_MAX,
     PROTOCOL_VERSION_MAX,
     PROTOCOL_VERSION_MIN,
@@ -234,6 +235,8 @@ class ServerHandshake:
         joining = hello.purpose == Purpose.CONTROL and hello.job == NO_JOB
         if hello.job != self._job and not joining:
             return ErrorCode.WRONG_JOB
+        if not 1 <= hello.customers <= CUSTOMERS_MAX:
+            return ErrorCode.INVALID_SETTING
         return ErrorCode.OK if self._admit is None else self._admit(hello)
 
     def _refusal(self, code: ErrorCode) -> Welcome:
@@ -374,5 +377,6 @@ _REFUSALS: Final = {
     ErrorCode.STALE_INCARNATION: "a newer incarnation of this worker has taken its place",
     ErrorCode.TOO_MANY_CONNECTIONS: "it has as many connections as it allows",
     ErrorCode.SHUTTING_DOWN: "it is shutting down",
+    ErrorCode.INVALID_SETTING: "it allows no such number of customers",
     ErrorCode.NOT_A_MEMBER: "it does not know this worker as a member of the job",
 }
