@@ -69,6 +69,7 @@ class SharedOutput:
         self._notes: deque[bytes] = deque()
         self._calls: deque[Callable[[], None]] = deque()
         self._calls_lock = threading.Lock()
+        self._failure: Exception | None = None
         self._sink: Callable[[bytes], None] = self._write_all
 
     async def write(self, writer: str, data: bytes) -> None:
@@ -104,8 +105,14 @@ class SharedOutput:
         self._thread.submit(setattr, self, "_sink", sink or self._write_all)
 
     async def drain(self) -> None:
-        """Return when everything written so far has left this process."""
+        """Return when everything written so far has left this process.
+
+        Raises what a call to draw raised, if any did.
+        """
         await asyncio.get_running_loop().run_in_executor(self._thread, lambda: None)
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
 
     def close(self) -> None:
         """Take nothing more; what waits is still written while the process lives."""
@@ -114,7 +121,10 @@ class SharedOutput:
     def _draw(self) -> None:
         with self._calls_lock:
             draw = self._calls.popleft()
-        draw()
+        try:
+            draw()
+        except Exception as error:  # a picture is no reason to end a training: `drain` tells
+            self._failure = self._failure or error
 
     def _write_note(self) -> None:
         self._write("", self._notes.popleft())

@@ -33,8 +33,11 @@ class Standing:
     def line(self) -> str:
         """Return it as a line of text."""
         loss = "" if self.loss is None else f"  loss {self.loss:.4f}"
-        workers = f"{self.workers} worker{'' if self.workers == 1 else 's'}"
-        return f"step {self.step}/{self.planned}{loss}  {workers}  {self.elapsed_s:.1f} s"
+        return f"step {self.step}/{self.planned}{loss}  {self.on()}  {self.elapsed_s:.1f} s"
+
+    def on(self) -> str:
+        """Say how many workers take part."""
+        return f"{self.workers} worker{'' if self.workers == 1 else 's'}"
 
 
 def standing(status: Mapping[str, Any], planned: int, elapsed_s: float) -> Standing:
@@ -73,8 +76,9 @@ class Nothing:
 class PlainLines:
     """A line every few seconds, while something moves."""
 
-    def __init__(self, output: SharedOutput) -> None:
+    def __init__(self, output: SharedOutput, what: str) -> None:
         self._output = output
+        output.note(f"{what}\n")
         self._last = Standing(0, 0, 0, None, float("-inf"))
 
     def show(self, standing: Standing) -> None:
@@ -96,7 +100,7 @@ class Bar:
         self._console = Console(file=sys.__stderr__)
         # Refreshed by hand: rich's own thread would hold its lock while the terminal waits.
         self._progress = Progress(
-            TextColumn("training"),
+            TextColumn("{task.description}"),
             BarColumn(),
             TextColumn("{task.completed:.0f}/{task.total:.0f}  loss {task.fields[loss]}"),
             TimeRemainingColumn(),
@@ -106,7 +110,7 @@ class Bar:
             redirect_stdout=False,
             redirect_stderr=False,
         )
-        self._task = self._progress.add_task("", total=None, loss="-")
+        self._task = self._progress.add_task("starting", total=1.0, loss="-")
         output.redirect(self._print_above)
         output.call(self._progress.start)
 
@@ -116,7 +120,11 @@ class Bar:
 
         def draw() -> None:
             self._progress.update(
-                self._task, completed=standing.step, total=standing.planned, loss=loss
+                self._task,
+                description=f"training on {standing.on()}",
+                completed=standing.step,
+                total=standing.planned,
+                loss=loss,
             )
             self._progress.refresh()
 
@@ -132,8 +140,8 @@ class Bar:
         self._console.print(text, soft_wrap=True)
 
 
-def display(output: SharedOutput, *, quiet: bool, is_terminal: bool) -> Display:
-    """Return the display that fits."""
+def display(output: SharedOutput, what: str, *, quiet: bool, is_terminal: bool) -> Display:
+    """Return the display that fits; `what` says in a few words what is to begin."""
     if quiet:
         return Nothing()
-    return Bar(output) if is_terminal else PlainLines(output)
+    return Bar(output) if is_terminal else PlainLines(output, what)

@@ -99,7 +99,13 @@ async def _train(
         ]
 
     async with shared_console() as console, plan.scheduler() as scheduler:
-        shown = display(console.stderr, quiet=quiet, is_terminal=sys.stderr.isatty())
+        shown = display(
+            console.stderr,
+            f"training {task.config.model} on {task.data} for {planned} steps: "
+            f"starting servers ({plan.servers}) and workers ({plan.workers})",
+            quiet=quiet,
+            is_terminal=sys.stderr.isatty(),
+        )
         showing = asyncio.create_task(_show(scheduler, shown, planned))
         try:
             code = await run_cluster(plan, console, programs, scheduler)
@@ -130,7 +136,9 @@ async def _show(scheduler: aiops.Scheduler, shown: Display, planned: int) -> Non
         if started_at is None and status["ready"]:
             started_at = time.monotonic()
         if started_at is not None:
-            shown.show(standing(status, planned, time.monotonic() - started_at))
+            now = standing(status, planned, time.monotonic() - started_at)
+            if now.workers:  # the first come, the last leave
+                shown.show(now)
 
 
 def _check_writable(path: Path) -> None:

@@ -44,7 +44,12 @@ async def train_as_worker(data: str, target: str | None, config: TrainConfig, se
     dataset = load(data, target=target, seed=config.seed, task=config.task)
     model = config.make_model(dataset)
     async with shared_console() as console:
-        shown = display(console.stderr, quiet=seat.quiet, is_terminal=sys.stderr.isatty())
+        shown = display(
+            console.stderr,
+            f"joining {seat.scheduler} to train {config.model} on {data}",
+            quiet=seat.quiet,
+            is_terminal=sys.stderr.isatty(),
+        )
         shown_at = float("-inf")
 
         def on_progress(progress: Progress) -> None:

@@ -109,12 +109,11 @@ def test_signals_end_idle_roles(number: int, code: int) -> None:
             assert (exit_code, out) == (code, ""), err
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_signals_end_a_server_that_finds_no_scheduler(number: int, code: int) -> None:
+def test_a_signal_ends_a_server_that_finds_no_scheduler() -> None:
     with running("server", "--scheduler", "127.0.0.1:1") as server:
         server.log_until("nobody listens there")
-        server.send(number)
-        assert server.end()[0] == code
+        server.send(signal.SIGINT)
+        assert server.end()[0] == 130
 
 
 def test_a_scheduler_that_is_not_there() -> None:

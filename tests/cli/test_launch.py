@@ -36,6 +36,7 @@ import aiops
 
 async def main():
     async with aiops.connect() as worker:
+        await worker.barrier("all-here")
         if worker.rank == 1:
             sys.exit(7)
         await worker.barrier("never-complete")
