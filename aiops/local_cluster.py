@@ -70,15 +70,28 @@ class LocalCluster:
     async def __aenter__(self) -> LocalCluster:
         """Start scheduler and servers."""
         try:
-            scheduler = Scheduler(van=self._van, **self._options)
-            self._scheduler = await self._stack.enter_async_context(scheduler)
+            self._scheduler = await self._stack.enter_async_context(await self._make_scheduler())
             for index in range(self._servers):
-                server = Server(self._scheduler.address, name=f"server-{index}", heartbeat_thread=False, van=self._van)
+                server = await self._make_server(index)
                 self.servers.append(await self._stack.enter_async_context(server))
         except BaseException:
             await self._stack.aclose()
             raise
         return self
+
+    async def _make_scheduler(self, **options: Any) -> Scheduler:
+        """Return the scheduler, not yet open; other clusters put something in front of it."""
+        return Scheduler(van=self._van, **options, **self._options)
+
+    async def _make_server(self, index: int, **options: Any) -> Server:
+        """Return a server, not yet open; other clusters put something in front of it."""
+        return Server(
+            self.address,
+            name=f"server-{index}",
+            heartbeat_thread=False,
+            van=self._van,
+            **options,
+        )
 
     async def __aexit__(self, *_: object) -> None:
         """End the job and everything in it."""
