@@ -35,6 +35,7 @@ values = st.recursive(
 def _restored_logging() -> Iterator[None]:
     """Put the process back as it was: `configure` is meant to be called once, by a command."""
     settings, handlers = logs._settings, logging.getLogger().handlers[:]
+    logs._settings = None  # a command under test in this process may have called it
     yield
     logs._settings = settings
     logging.getLogger().handlers[:] = handlers
