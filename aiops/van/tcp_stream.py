@@ -169,7 +169,7 @@ class TcpStream(Stream, asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin: the transport reads from now on."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
-        if self._over:
+        if self._over:  # abandoned before it began
             self._transport.abort()
             return
         if self._sink is None:

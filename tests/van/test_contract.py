@@ -251,6 +251,17 @@ async def test_abort_ends_both_ends(body: str, loaded: bool) -> None:
         assert pair.far.error is None or isinstance(pair.far.error, ConnectionError)
 
 
+async def test_a_reset_after_everything_was_sent_is_a_clean_close(body: str) -> None:
+    """The peer was told all we had to say; how it leaves is its own affair."""
+    async with connected(body) as pair:
+        stall(pair.far.stream)
+        pair.near.stream.write(b"goodbye")
+        pair.near.stream.close()
+        pair.far.stream.abort()
+        await pair.near.ended.wait()
+        assert pair.near.error is None
+
+
 @pytest.mark.parametrize("ending", ["close", "abort", "lost"])
 async def test_writing_to_an_ended_stream_does_nothing(body: str, ending: str) -> None:
     async with connected(body) as pair:

@@ -50,6 +50,14 @@ def counted_sends(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         yield calls
 
 
+def read(sock: socket.socket, count: int) -> bytes:
+    """Read so many bytes, blocking; fewer at the end of the stream."""
+    data = bytearray()
+    while len(data) < count and (piece := sock.recv(count - len(data))):
+        data += piece
+    return bytes(data)
+
+
 def reset(sock: socket.socket) -> None:
     """Close with a reset, as a crash with unread input does."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -62,9 +70,7 @@ async def test_a_write_is_on_its_way_when_it_returns(size: int) -> None:
     """A worker that pushes and then computes for a second has pushed."""
     async with facing_a_socket() as (recorder, peer):
         recorder.stream.write(bytes(size))
-        received = 0
-        while received < size:  # blocks the loop, as a computation does
-            received += len(peer.recv(65536))
+        assert read(peer, size) == bytes(size)  # blocks the loop, as a computation does
 
 
 @BOTH_LOOPS
@@ -79,7 +85,7 @@ async def test_small_writes_of_one_turn_leave_together(monkeypatch: pytest.Monke
             assert calls == [8, 499 * 8]
         assert recorder.stream.pending_bytes == 0
         expected = b"".join(number.to_bytes(4, "little") + b"...." for number in range(500))
-        assert peer.recv(len(expected), socket.MSG_WAITALL) == expected
+        assert read(peer, len(expected)) == expected
 
 
 @BOTH_LOOPS
@@ -130,7 +136,7 @@ async def test_a_large_write_takes_what_was_gathered_with_it(
             recorder.stream.write(b"22")
             recorder.stream.write(b"333", pattern(50_000), borrowed=True)
             assert calls == [1, 2 + 3 + 50_000]
-        assert peer.recv(6 + 50_000, socket.MSG_WAITALL) == b"122333" + pattern(50_000)
+        assert read(peer, 6 + 50_000) == b"122333" + pattern(50_000)
 
 
 @BOTH_LOOPS
@@ -140,7 +146,7 @@ async def test_more_buffers_than_one_call_takes(direct: bool) -> None:
         count = 3 * PIECES_PER_CALL_MAX
         recorder.stream.write(*[pattern(16, seed=number) for number in range(count)])
         expected = b"".join(pattern(16, seed=number) for number in range(count))
-        receiving = asyncio.to_thread(peer.recv, len(expected), socket.MSG_WAITALL)
+        receiving = asyncio.to_thread(read, peer, len(expected))
         assert await receiving == expected
 
 
@@ -161,20 +167,41 @@ async def test_a_failed_write_does_not_hide_the_peer_s_last_words(end: str) -> N
 
 
 @BOTH_LOOPS
-async def test_a_write_to_a_lost_peer_raises_no_signal() -> None:
+@pytest.mark.parametrize("pieces", [1, 2])
+async def test_a_write_to_a_lost_peer_raises_no_signal(pieces: int) -> None:
     """A host program may have set SIGPIPE back to its default, which is death."""
     before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         async with facing_a_socket() as (recorder, peer):
-            reset(peer)
+            peer.close()
             for _ in range(3):
-                recorder.stream.write(pattern(100_000))
-                recorder.stream.write(b"x", b"y")
-                recorder.stream.flush()
+                recorder.stream.write(*[pattern(50_000)] * pieces)
             await recorder.ended.wait()
             assert isinstance(recorder.error, ConnectionError)
     finally:
         signal.signal(signal.SIGPIPE, before)
+
+
+@BOTH_LOOPS
+async def test_after_a_stall_writes_leave_at_once_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the socket is not watched any more, which would keep the loop spinning."""
+    async with facing_a_socket() as (recorder, peer):
+        for _ in range(2):
+            size = 0
+            while not recorder.stream.full:
+                recorder.stream.write(bytes(1_000_000))
+                size += 1_000_000
+            await asyncio.to_thread(read, peer, size)
+            drained = len(recorder.drained_at)
+            with counted_sends(monkeypatch) as calls:
+                recorder.stream.write(b"at once")
+                assert peer.recv(7) == b"at once"
+                recorder.stream.flush()
+                for _ in range(10):
+                    await asyncio.sleep(0)
+                assert calls == [7]
+            assert len(recorder.drained_at) == drained
+        assert len(recorder.drained_at) == 2
 
 
 @BOTH_LOOPS
