@@ -109,7 +109,13 @@ class Inbox:
         return Verdict.APPLY
 
     def record(self, seq: int, code: ErrorCode = ErrorCode.OK) -> None:
-        """Note that `seq` has been applied, or refused with `code`; it never happens again."""
+        """Note that `seq` has been applied, or refused with `code`; it never happens again.
+
+        Of a number below the sender's mark nobody waits for the answer: a mutation that waited at
+        the receiver by rule, and was given up by its sender meanwhile.
+        """
+        if seq <= self._base:
+            return
         if code is not ErrorCode.OK:
             self._refused[seq] = code
             if len(self._refused) > self.window:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Buffer", "Float32Array", "as_bytes", "as_float32"]
+__all__ = ["Buffer", "Float32Array", "all_finite", "as_bytes", "as_float32"]
 
 Float32Array: TypeAlias = NDArray[np.float32]
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -23,3 +24,9 @@ def as_bytes(array: Float32Array) -> memoryview:
 def as_float32(buffer: Buffer) -> Float32Array:
     """View bytes as little-endian float32; the length must be a multiple of four."""
     return np.frombuffer(buffer, FLOAT32)
+
+
+def all_finite(values: Float32Array) -> bool:
+    """Whether no value is NaN or infinite. Call it under `np.errstate(all="ignore")`."""
+    # One pass at memory speed; only if the sum of squares overflows, look at each value.
+    return isfinite(values.dot(values)) or bool(np.isfinite(values).all())
