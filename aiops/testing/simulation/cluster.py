@@ -10,12 +10,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from aiops.connecting import connect
 from aiops.runtime.scheduler_node import Scheduler
 from aiops.runtime.server_node import Server
 from aiops.testing.simulation.loop import SimLoop
 from aiops.testing.simulation.network import SimNetwork, SimVan
 from aiops.testing.simulation.process import SimProcess
-from aiops.worker import Worker, connect
+from aiops.worker import Worker
 
 __all__ = ["SimCluster"]
 
@@ -50,16 +51,14 @@ class SimCluster:
     async def start(self) -> None:
         """Start scheduler and servers, and wait until the scheduler listens."""
         listening: asyncio.Future[None] = self.loop.create_future()
-        self._run("scheduler", self._schedule(listening))
+        self._tasks[self._run("scheduler", self._schedule(listening))] = None
         await listening
         for index in range(self._servers):
-            self._run(f"server-{index}", self._serve(index))
+            self._tasks[self._run(f"server-{index}", self._serve(index))] = None
 
     def _run(self, name: str, coro: Any) -> asyncio.Task[Any]:
         process = self.processes[name] = self.network.process(name)
-        task = process.run(coro)
-        self._tasks[task] = None
-        return task
+        return process.run(coro)
 
     async def _schedule(self, listening: asyncio.Future[None]) -> None:
         bind = f"127.0.0.1:{SCHEDULER_PORT}"
@@ -84,10 +83,14 @@ class SimCluster:
         """Start a worker in a process of its own; after its death, start it again."""
 
         async def run() -> Any:
-            async with connect(self.address, name=name, timeout_s=timeout_s, van=self.van) as worker:
+            async with connect(
+                self.address, name=name, timeout_s=timeout_s, van=self.van
+            ) as worker:
                 return await main(worker)
 
-        return self._run(name, run())
+        task = self._run(name, run())
+        self._tasks[task] = None
+        return task
 
     def kill(self, name: str) -> None:
         """SIGKILL."""

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import suppress
 from contextvars import Context
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from aiops.testing.simulation.process import CURRENT
 
@@ -108,10 +108,12 @@ class SimLoop(asyncio.BaseEventLoop):
         for task in left:
             task._log_destroy_pending = False  # type: ignore[attr-defined]  # it is meant to be
             with suppress(BaseException):
-                task.get_coro().close()  # type: ignore[union-attr]
+                task.get_coro().close()
         self.killed.clear()
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
+    def run_in_executor(  # type: ignore[override]  # it never returns a future
+        self, executor: Any, func: Callable[..., Any], *args: Any
+    ) -> NoReturn:
         """Refuse: a thread would make the run depend on real time."""
         raise RuntimeError("no threads in a simulation")
 

@@ -98,9 +98,7 @@ class Nemesis:
         self._cluster.loop.note("corrupting", one, other)
         self._network.fault(one, other).corrupt = self._rng.uniform(0.01, 0.3)
 
-    def _for_a_while(
-        self, one: str, other: str, begin: Callable[[str, str], None]
-    ) -> None:
+    def _for_a_while(self, one: str, other: str, begin: Callable[[str, str], None]) -> None:
         begin(one, other)
         self._later(lambda: self._network.repair(one, other))
 

@@ -154,9 +154,7 @@ class SimNetwork:
         near = SimStream(self, process, f"{here}:{next(self._ports)}", address)
         far = SimStream(self, listener.process, str(address), Address(*_split(near.local)))
         near.join(far)
-        listener.process.call_at(
-            self.loop.time() + self.delay(here, there, 0), listener.knock, far
-        )
+        listener.process.call_at(self.loop.time() + self.delay(here, there, 0), listener.knock, far)
         try:
             await asyncio.sleep(self.delay(there, here, 0))
         except BaseException:

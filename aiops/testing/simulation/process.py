@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CURRENT", "SimProcess"]
 
-CURRENT: contextvars.ContextVar[SimProcess | None] = contextvars.ContextVar(
-    "CURRENT", default=None
-)
+CURRENT: contextvars.ContextVar[SimProcess | None] = contextvars.ContextVar("CURRENT", default=None)
 """The process that the running callback belongs to."""
 
 T = TypeVar("T")

@@ -1,15 +1,15 @@
 """Scenarios: what a simulated cluster does under faults, and what must be true afterwards.
 
-    conservation   workers push integers in ASP, die and come back; every acknowledged push is
-                   applied once, every other one once or not at all
-    agreement      workers train in BSP; the weights are those of a single process, bit for bit
+conservation   workers push integers in ASP, die and come back; every acknowledged push is
+               applied once, every other one once or not at all
+agreement      workers train in BSP; the weights are those of a single process, bit for bit
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Final
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -22,6 +22,7 @@ from aiops.testing.simulation.loop import SimLoop
 from aiops.testing.simulation.nemesis import Nemesis
 from aiops.testing.simulation.seal import sealed
 from aiops.worker import Worker
+from aiops_protocol.payload import Float32Array
 
 __all__ = ["SCENARIOS", "Outcome", "run_scenario"]
 
@@ -73,11 +74,12 @@ async def conservation(
     total = pushes * workers * (kills + 1)
     acked: dict[int, None] = {}
     numbers = iter(range(total))
-    options = {"shape": (width, total), "optimizer": Add(), "consistency": ASP()}
     done = {f"worker-{index}": 0 for index in range(workers)}
 
     async def push_all(worker: Worker) -> None:
-        table = await worker.table("counts", **options)  # type: ignore[arg-type]
+        table = await worker.table(
+            "counts", shape=(width, total), optimizer=Add(), consistency=ASP()
+        )
         while done[worker.name] < pushes:
             number = next(numbers)
             ones = np.zeros((width, total), np.float32)
@@ -128,13 +130,13 @@ async def agreement(
     await cluster.start()
     shape = (7, 11)
 
-    def gradient(rank: int, step: int, weights: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+    def gradient(rank: int, step: int, weights: Float32Array) -> Float32Array:
         noise = np.random.Generator(np.random.Philox(key=[rank, step])).standard_normal(
             shape, np.float32
         )
         return weights * np.float32(0.3) + noise
 
-    async def train(worker: Worker) -> np.ndarray:  # type: ignore[type-arg]
+    async def train(worker: Worker) -> Float32Array:
         table = await worker.table(
             "weights", shape=shape, init=0.5, optimizer=SGD(lr=0.1), consistency=BSP()
         )
@@ -157,23 +159,22 @@ async def agreement(
         seen[kind] = seen.get(kind, 0) + count
     await _all_end(running)
     await cluster.close()
-    expected = np.full(shape, 0.5, np.float32)
+    expected: Float32Array = np.full(shape, 0.5, np.float32)
     for step in range(steps):
         total = gradient(0, step, expected)
         for rank in range(1, workers):
             total = total + gradient(rank, step, expected)
-        expected = expected - np.float32(0.1) * (total / np.float32(workers))
+        expected = (expected - np.float32(0.1) * (total / np.float32(workers))).astype(np.float32)
     for task in running:
         if task.result().tobytes() != expected.tobytes():
             raise Broken("the weights are not those of a single process")
 
 
-async def _all_end(tasks: object) -> None:
+async def _all_end(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """Wait until all have ended; after the faults everything must come to rest."""
-    waiting = list(tasks)  # type: ignore[call-overload]
     try:
         async with asyncio.timeout(120):
-            for task in waiting:
+            for task in tasks:
                 await task
     except TimeoutError:
         raise Broken("120 s after the last fault somebody still waits") from None
@@ -181,14 +182,14 @@ async def _all_end(tasks: object) -> None:
         raise Broken(f"after faults that everybody survives: {error!r}") from error
 
 
-async def _read(cluster: SimCluster, name: str) -> np.ndarray:  # type: ignore[type-arg]
-    async def read(worker: Worker) -> np.ndarray:  # type: ignore[type-arg]
+async def _read(cluster: SimCluster, name: str) -> Float32Array:
+    async def read(worker: Worker) -> Float32Array:
         table = await worker.table(name)
         return await table.pull()
 
     task = cluster.worker("reader", read)
     await _all_end([task])
-    values: np.ndarray = task.result()  # type: ignore[type-arg]
+    values: Float32Array = task.result()
     return values
 
 

@@ -247,7 +247,9 @@ class SimStream(Stream):
 
     def _close_expired(self) -> None:
         if not self._over:
-            self._reset(TimeoutError("the last bytes were not taken in time") if self._unsent else None)
+            self._reset(
+                TimeoutError("the last bytes were not taken in time") if self._unsent else None
+            )
 
     def _reset(self, error: Exception | None) -> None:
         if not self._over:
