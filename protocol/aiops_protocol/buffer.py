@@ -42,7 +42,8 @@ error does. A payload that arrived whole with its header is not asked about."""
 
 LOOKAHEAD_BYTES: Final = 16 * 1024
 """How much to read after a large payload: the next header, and little of its payload, which
-would have to be copied out of the staging buffer."""
+would have to be copied out of the staging buffer. Also the least that is offered to read into,
+as long as frames are taken."""
 
 
 class ReceiveBuffer:
@@ -94,7 +95,7 @@ class ReceiveBuffer:
             return self._payload[self._filled :]
         if self._read == self._write:
             self._read = self._write = 0
-        elif self._write == STAGING_BYTES or self._read > STAGING_BYTES // 2:
+        elif self._write > STAGING_BYTES - LOOKAHEAD_BYTES:  # too little room to read well
             rest = self._write - self._read
             if rest == STAGING_BYTES:
                 raise LocalProtocolError("frames must be taken before more bytes are received")

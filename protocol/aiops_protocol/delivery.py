@@ -119,7 +119,7 @@ class Inbox:
         if code is not ErrorCode.OK:
             self._refused[seq] = code
             if len(self._refused) > self.window:
-                self._forget(max(self._refused) - self.window)
+                self._forget_refusals()
         if seq == self._base + 1 and not self._applied:
             self._base = seq
             return
@@ -135,15 +135,14 @@ class Inbox:
     def _advance(self, base: int) -> None:
         self._applied >>= base - self._base
         self._base = base
-        self._forget(base)
         while self._applied & 1:
             self._applied >>= 1
             self._base += 1
 
-    def _forget(self, below: int) -> None:
-        # A sender has at most a window unanswered, so nobody asks about older refusals again.
-        for seq in [seq for seq in self._refused if seq <= below]:
-            del self._refused[seq]
+    def _forget_refusals(self) -> None:
+        # A sender has at most a window unanswered, so nobody asks about older ones again.
+        below = max(self._refused) - self.window
+        self._refused = {seq: code for seq, code in self._refused.items() if seq > below}
 
     def validate(self) -> None:
         """Check what must always hold."""

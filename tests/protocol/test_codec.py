@@ -101,6 +101,14 @@ def test_the_largest_metadata_fits_its_limit() -> None:
     assert decode(header) == frame
 
 
+def test_one_range_more_is_refused_though_it_would_fit() -> None:
+    pairs = ranges(*((4 * i, 4 * i + 2) for i in range(RANGES_PER_FRAME_MAX + 1)))
+    meta = request_meta(count=RANGES_PER_FRAME_MAX + 1) + pairs
+    assert len(meta) < META_BYTES_MAX
+    with pytest.raises(MalformedFrame, match="at most 2048"):
+        decode(handmade(1, meta))
+
+
 # --- what encode refuses ----------------------------------------------------------------------
 
 KEYS = struct.pack("<3Q", 1, 5, 9)

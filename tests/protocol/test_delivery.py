@@ -59,6 +59,16 @@ def test_a_worker_that_was_started_again_fences_its_former_self() -> None:
     assert inbox.incarnation == 2
 
 
+def test_a_new_incarnation_starts_from_an_empty_record() -> None:
+    """Also where the old one had come out of order and left a gap."""
+    inbox = Inbox(incarnation=1)
+    inbox.record(1)
+    inbox.record(3)
+    assert inbox.judge(2, 3, 1) is Verdict.APPLY
+    inbox.record(3)
+    assert [inbox.judge(2, seq, 1) for seq in (1, 2)] == [Verdict.APPLY, Verdict.APPLY]
+
+
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
 def test_no_number_of_a_peer_can_hurt(incarnation: int, seq: int, mark: int) -> None:
     """All three are 64-bit fields of a frame, and a peer may put anything there."""
@@ -105,6 +115,18 @@ def test_what_was_given_up_is_never_applied_later() -> None:
     assert inbox.judge(1, lost, 1) is Verdict.DUPLICATE
 
 
+def test_what_was_given_up_while_it_waited_is_recorded_without_harm() -> None:
+    """Its round opens at last; the sender has gone on and told so."""
+    inbox = Inbox(1)
+    assert inbox.judge(1, 1, 1) is Verdict.APPLY  # and it must wait
+    assert inbox.judge(1, 2, 2) is Verdict.APPLY
+    inbox.record(2)
+    inbox.record(1, ErrorCode.NOT_FINITE)
+    inbox.validate()
+    assert inbox.judge(1, 1, 1) is Verdict.DUPLICATE
+    assert inbox.judge(1, 3, 3) is Verdict.APPLY
+
+
 def test_beyond_the_window() -> None:
     inbox = Inbox(1, window=WINDOW)
     assert inbox.judge(1, WINDOW, 1) is Verdict.APPLY
@@ -118,6 +140,7 @@ def test_beyond_the_window() -> None:
 class Delivery(RuleBasedStateMachine):
     """A worker, a network that repeats and reorders, and a server, against sets of numbers.
 
+    A mutation may wait at the server by rule: judged, but neither applied nor recorded yet.
     The network keeps every frame it ever saw and may deliver it again, also after the worker
     was started anew. An answer may be lost; a call may be given up.
     """
@@ -132,6 +155,7 @@ class Delivery(RuleBasedStateMachine):
         self.unanswered: set[int] = set()
         self.given_up: set[tuple[int, int]] = set()
         self.applied: dict[tuple[int, int], ErrorCode] = {}
+        self.parked: list[tuple[int, int]] = []
         self.newest = 1  # incarnation that the server has heard of
 
     @precondition(lambda self: self.outbox.open)
@@ -146,15 +170,24 @@ class Delivery(RuleBasedStateMachine):
         frame=frames,
         code=st.sampled_from([ErrorCode.OK, ErrorCode.OK, ErrorCode.NOT_FINITE]),
         answered=st.booleans(),
+        waits=st.booleans(),
     )
-    def deliver(self, frame: tuple[int, int, int], code: ErrorCode, answered: bool) -> None:
+    def deliver(
+        self, frame: tuple[int, int, int], code: ErrorCode, answered: bool, waits: bool
+    ) -> None:
         incarnation, seq, mark = frame
         verdict = self.inbox.judge(incarnation, seq, mark)
         name = (incarnation, seq)
         if incarnation < self.newest:
             assert verdict is Verdict.FENCED
             return
-        self.newest = incarnation
+        if incarnation > self.newest:
+            self.newest = incarnation
+            self.parked = []
+        if verdict is Verdict.APPLY and (waits or name in self.parked):
+            if name not in self.parked:
+                self.parked.append(name)
+            return
         if verdict is Verdict.APPLY:
             assert name not in self.applied, "applied twice"
             self.applied[name] = code
@@ -169,6 +202,15 @@ class Delivery(RuleBasedStateMachine):
         if answered and incarnation == self.incarnation:
             self.outbox.answered(seq)
             self.unanswered.discard(seq)
+
+    @precondition(lambda self: self.parked)
+    @rule()
+    def open_round(self) -> None:
+        """What waited by rule takes effect, the oldest first; it may have been given up."""
+        name = self.parked.pop(0)
+        assert name not in self.applied, "applied twice"
+        self.applied[name] = ErrorCode.OK
+        self.inbox.record(name[1])
 
     @precondition(lambda self: self.unanswered)
     @rule(data=st.data())

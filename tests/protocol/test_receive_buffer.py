@@ -310,6 +310,32 @@ def test_whoever_does_not_take_frames_is_told_so() -> None:
         buffer.get_buffer()
 
 
+@given(st.lists(st.integers(0, 3000), min_size=1, max_size=60), st.data())
+def test_there_is_always_room_for_a_good_read(sizes: list[int], data: st.DataObject) -> None:
+    """A read of a few bytes costs as much as one of many."""
+    stream = wire(*[value(i, LARGE[: 4 * size]) for i, size in enumerate(sizes)])
+    buffer = ReceiveBuffer()
+    while stream:
+        memory = buffer.get_buffer()
+        assert len(memory) >= 16 * KiB
+        count = min(data.draw(st.integers(1, len(memory))), len(stream))
+        memory[:count] = stream[:count]
+        stream = stream[count:]
+        buffer.received(count)
+        while buffer.next_frame() is not NEED_DATA:
+            pass
+    assert not buffer.mid_frame
+
+
+def test_small_frames_wait_in_staging_and_larger_ones_are_routed() -> None:
+    """Routing costs more than a copy of 16 KiB."""
+    for total, asked in ((16 * KiB, 0), (16 * KiB + 4, 1)):
+        destination = Recording()
+        frame = value(1, LARGE[: total - 64])
+        assert received(cut(wire(frame), [64]), destination) == [frame]
+        assert len(destination.asked) == asked
+
+
 def test_the_reader_looks_not_far_ahead_between_large_frames() -> None:
     """What lands in staging must be copied, so little of the next payload should."""
     buffer = ReceiveBuffer()
