@@ -36,8 +36,10 @@ def test_numbers_begin_at_one_and_the_mark_follows_the_answers() -> None:
     assert outbox.answered_below == 3
     assert outbox.open
     outbox.answered(1)  # a repeat
+    assert not outbox.idle
     outbox.answered(3)
     assert outbox.answered_below == 4
+    assert outbox.idle
     outbox.validate()
 
 
@@ -125,6 +127,16 @@ def test_what_was_given_up_while_it_waited_is_recorded_without_harm() -> None:
     inbox.validate()
     assert inbox.judge(1, 1, 1) is Verdict.DUPLICATE
     assert inbox.judge(1, 3, 3) is Verdict.APPLY
+
+
+def test_a_mark_closes_the_gap_before_what_came_out_of_order() -> None:
+    """Number 2 was given up and 3 has arrived: everything up to 3 is settled."""
+    inbox = Inbox(1, window=WINDOW)
+    inbox.record(1)
+    inbox.record(3)
+    assert inbox.judge(1, 3 + WINDOW, 3) is Verdict.APPLY
+    inbox.validate()
+    assert inbox.judge(1, 4 + WINDOW, 3) is Verdict.OUT_OF_WINDOW
 
 
 def test_beyond_the_window() -> None:
