@@ -16,6 +16,7 @@ import socket
 import struct
 import subprocess
 import sys
+from contextlib import suppress
 from time import perf_counter
 from types import TracebackType
 from typing import Final, Self
@@ -182,7 +183,8 @@ def main(port: int) -> None:
     """Dial the parent and serve it."""
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        serve(connection)
+        with suppress(ConnectionError):  # the parent was ended in the middle of something
+            serve(connection)
 
 
 if __name__ == "__main__":
