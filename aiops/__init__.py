@@ -9,6 +9,7 @@ code without asyncio.
 from __future__ import annotations
 
 from aiops import blocking, errors, init, optim
+from aiops.connecting import connect
 from aiops.consistency import ASP, BSP
 from aiops.local_cluster import LocalCluster
 from aiops.local_copy import LocalCopy
@@ -17,7 +18,7 @@ from aiops.runtime.running import run
 from aiops.runtime.scheduler_node import Scheduler
 from aiops.runtime.server_node import Server
 from aiops.table import PushResult, Table
-from aiops.worker import Worker, connect
+from aiops.worker import Worker
 
 __all__ = [
     "ASP",

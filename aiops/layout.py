@@ -1,14 +1,13 @@
 """Where the elements of a table are: rows to key ranges, key ranges to servers and segments.
 
-Pure: it computes the pieces of a push or pull and checks what the user passed. Sending them
-is `table.py`'s business.
+Pure: it computes the pieces of a push or pull and checks the rows that the user passed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any, Final, NamedTuple, SupportsIndex
+from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +16,9 @@ from aiops.errors import UsageError
 from aiops_protocol.control import ShardPart
 from aiops_protocol.key_range import KeyRange, Ranges, cut_ranges, rows_to_ranges
 from aiops_protocol.limits import RANGES_PER_FRAME_MAX, SEGMENT_ELEMENTS
-from aiops_protocol.payload import Buffer, Float32Array
+from aiops_protocol.payload import Buffer
 
-__all__ = ["Layout", "Piece", "Rows", "check_array"]
+__all__ = ["Choice", "Layout", "Piece", "Rows"]
 
 Rows = slice | range | Sequence[int] | NDArray[Any]
 """Rows of a table by first axis: a slice with step 1, or row numbers."""
@@ -116,7 +115,10 @@ class Layout:
         return Choice(shape, self._cut(begin, end) if begin < end else [], None, None)
 
     def _choose_list(self, rows: Any, verb: str) -> Choice:
-        numbers = np.asarray(rows)
+        try:
+            numbers = np.asarray(rows)
+        except ValueError:  # lists of several lengths
+            numbers = np.empty((0, 0))
         if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
             raise UsageError(
                 f"{verb} on table {self.name}: rows must be a slice or a one-dimensional array of "
@@ -176,47 +178,3 @@ def _bound(value: SupportsIndex | None, default: int, what: str) -> int:
         return value.__index__()
     except AttributeError:
         raise UsageError(f"{what} has the bound {value!r}; it must be an integer") from None
-
-
-_FLOAT32: Final = np.dtype(np.float32)
-
-
-def check_array(
-    array: object, shape: tuple[int, ...], what: str, *, allow_nonfinite: bool
-) -> Float32Array:
-    """Return the array as one flat contiguous float32 array, copied only if it is strided.
-
-    Raises
-    ------
-    UsageError
-        Not a float32 array, another shape, or NaN and infinity where they are not allowed.
-    """
-    if isinstance(array, np.float32):
-        array = np.asarray(array)
-    if not isinstance(array, np.ndarray):
-        raise UsageError(
-            f"{what}: pass a numpy array of float32, not {type(array).__name__} "
-            "(numpy.asarray(x, numpy.float32))"
-        )
-    if array.dtype != _FLOAT32:
-        raise UsageError(
-            f"{what}: the array is {array.dtype}; only float32 travels, and nothing is cast "
-            "silently: use .astype(numpy.float32)"
-        )
-    if array.shape != shape:
-        raise UsageError(f"{what}: the array has shape {array.shape}, expected {shape}")
-    flat: Float32Array = array.reshape(-1) if array.flags.c_contiguous else array.ravel()
-    if not allow_nonfinite and not _finite(flat):
-        bad = int(np.flatnonzero(~np.isfinite(flat))[0])
-        where = tuple(int(i) for i in np.unravel_index(bad, shape)) if shape else ()
-        raise UsageError(
-            f"{what}: the value at {where} is {flat[bad]}; nothing was sent (open the table with "
-            "allow_nonfinite=True to let NaN and infinity pass)"
-        )
-    return flat
-
-
-def _finite(flat: Float32Array) -> bool:
-    # One pass at memory speed; only a sum of squares that overflows needs the exact look.
-    with np.errstate(all="ignore"):
-        return bool(np.isfinite(np.dot(flat, flat))) or bool(np.isfinite(flat).all())

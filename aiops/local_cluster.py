@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
+from aiops.connecting import Connecting, connect
 from aiops.errors import ConfigError
 from aiops.runtime.scheduler_node import Scheduler
 from aiops.runtime.server_node import Server
 from aiops.van.base import Van
-from aiops.worker import CONNECT_TIMEOUT_S, Connecting, Worker, connect
+from aiops.worker import CONNECT_TIMEOUT_S, Worker
 
 __all__ = ["LocalCluster"]
+
+LET_END_S: Final = 5.0
+"""How long the other workers may take to learn of a loss and to end by themselves."""
 
 T = TypeVar("T")
 
@@ -102,7 +106,9 @@ class LocalCluster:
         self, name: str | None = None, *, timeout_s: float = CONNECT_TIMEOUT_S
     ) -> Connecting:
         """Become a worker of this cluster; like `aiops.connect`."""
-        return connect(self.address, name=name, timeout_s=timeout_s, heartbeat_thread=False, van=self._van)
+        return connect(
+            self.address, name=name, timeout_s=timeout_s, heartbeat_thread=False, van=self._van
+        )
 
     def status(self) -> dict[str, Any]:
         """Return the scheduler's status document."""
@@ -111,7 +117,8 @@ class LocalCluster:
     async def run(self, train: Callable[[Worker], Awaitable[T]], workers: int = 1) -> list[T]:
         """Run `train(worker)` once per worker, all at once; return the results in rank order.
 
-        The first worker's error ends the others and is raised.
+        The error that came first ends the others and is raised; with
+        `on_worker_loss="continue"`, when the others have come to their end.
 
         Raises
         ------
@@ -121,35 +128,29 @@ class LocalCluster:
         if workers < 1:
             raise ConfigError(f"run: workers is {workers}; at least 1")
         self.scheduler.expect_workers(workers)
+        errors: list[BaseException] = []
 
         async def one(index: int) -> tuple[int, T]:
             async with self.connect(name=f"worker-{index}") as worker:
-                return worker.rank, await train(worker)
+                try:
+                    return worker.rank, await train(worker)
+                except BaseException as error:
+                    errors.append(error)
+                    raise
 
         tasks = [asyncio.ensure_future(one(index)) for index in range(workers)]
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-            failed = next(
-                (
-                    task
-                    for task in tasks
-                    if task.done() and not task.cancelled() and task.exception()
-                ),
-                None,
-            )
-            if failed is not None:
-                await self._let_end(tasks)
-                failed.result()
+            _, running = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            if running:
+                goes_on = self.scheduler.on_worker_loss == "continue"
+                await asyncio.wait(running, timeout=None if goes_on else LET_END_S)
+            if errors:
+                raise errors[0]
             return [result for _, result in sorted((task.result() for task in tasks), key=_rank)]
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-    @staticmethod
-    async def _let_end(tasks: list[asyncio.Task[Any]]) -> None:
-        """Give the others a moment to learn of the loss and end by themselves."""
-        await asyncio.wait(tasks, timeout=5.0)
 
 
 def _rank(entry: tuple[int, Any]) -> int:

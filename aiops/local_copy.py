@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from aiops.checks import check_array
 from aiops.errors import ConfigError, UsageError
-from aiops.layout import check_array
 from aiops.optim import SGD, Optimizer
 from aiops_protocol.payload import Float32Array
 
@@ -39,11 +39,13 @@ class LocalCopy:
     def __init__(self, table: Table) -> None:
         self._table = table
         self._values: Float32Array | None = None
+        self._lent = False  # somebody has a view of `_values`
         self._pulled: Float32Array | None = None  # as it came, when `apply` has changed a copy
         self._refreshed_at = 0.0
         self._optimizer: Optimizer = SGD(lr=0.01)
         self._state: dict[str, Float32Array] = {}
         self._steps = 0
+        self._refreshes = 0
         self._puller: asyncio.Task[None] | None = None
         self.version = 0
 
@@ -55,8 +57,11 @@ class LocalCopy:
         ------
         UsageError
             Nothing has been pulled yet.
+        AiopsError
+            What has ended the background puller.
         """
         values = self._need().view()
+        self._lent = True
         values.flags.writeable = False
         return values
 
@@ -67,6 +72,7 @@ class LocalCopy:
         return time.monotonic() - self._refreshed_at
 
     def _need(self) -> Float32Array:
+        self.check()
         if self._values is None:
             raise UsageError(
                 f"table {self._table.name} has no local copy yet: pull it, or start pull_every"
@@ -76,10 +82,16 @@ class LocalCopy:
     def refresh(self, values: Float32Array, version: int) -> None:
         """Take newer values over; what `apply` has changed and not pushed is dropped.
 
-        A copy is kept, because the array itself is the caller's.
+        A copy is kept, because the array itself is the caller's. Its memory is used again while
+        nobody has seen it: fresh memory would cost more than the copying.
         """
-        self._values = values.copy()
+        if self._values is None or self._lent:
+            self._values = values.copy()
+            self._lent = False
+        else:
+            np.copyto(self._values, values)
         self._pulled = None
+        self._refreshes += 1
         self.version = version
         self._refreshed_at = time.monotonic()
 
@@ -88,8 +100,8 @@ class LocalCopy:
     def pull_every(self, period_s: float) -> None:
         """Refresh in the background, `period_s` after the last refresh has ended.
 
-        An error ends the puller and is raised by the next `check`. Calling again changes the
-        period.
+        An error ends the puller and is raised where the copy is used next. Calling again changes
+        the period.
 
         Raises
         ------
@@ -103,10 +115,10 @@ class LocalCopy:
         self._puller.add_done_callback(_retrieve)
 
     async def _pull_for_ever(self, period_s: float) -> None:
-        table = self._table
-        choice = table.layout.choose(None, "pull")
+        core = self._table.core
+        choice = core.layout.choose(None, "pull")
         while True:
-            values, version = await table.fetch(choice, table.wanted_version, None, None)
+            values, version = await core.reads.fetch(choice)
             self.refresh(values, version)
             await asyncio.sleep(period_s)
 
@@ -171,9 +183,11 @@ class LocalCopy:
         values = self._need()
         if self._pulled is None:
             raise UsageError(f"push_delta of table {self._table.name}: nothing was applied")
-        delta = values - self._pulled
-        result = await self._table.push(delta)
-        self._pulled = values.copy()
+        refreshes, snapshot = self._refreshes, values.copy()
+        result = await self._table.push(np.asarray(snapshot - self._pulled))
+        if self._refreshes == refreshes:
+            # What was applied while the push was on its way is the next delta's.
+            self._pulled = snapshot
         return result
 
 

@@ -1,21 +1,21 @@
 """Subscription: new versions of a table as they come into being.
 
 A subscription is a request that waits at the servers: the next version is asked for before
-it exists, so it leaves the server the moment its round closes.
+it exists, so it leaves the server the moment its round closes. What waits counts against what
+this worker may have asked for, so of a large shard only one element is asked for in advance, and
+the rest when that one has come.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from aiops.errors import RequestTimeout
-from aiops.layout import Choice, Piece
-from aiops.roles.requests import Part
-from aiops_protocol.frames import Pull
+from aiops.errors import Closed, RequestTimeout
+from aiops.layout import Piece
 from aiops_protocol.payload import Float32Array, as_bytes
 
 if TYPE_CHECKING:
@@ -23,111 +23,138 @@ if TYPE_CHECKING:
 
 __all__ = ["Updates"]
 
+WHOLE_ELEMENTS_MAX: Final = 16 * 1024
+"""A shard of up to 64 KiB is asked for whole: a hundred such subscriptions fit the window."""
+
 
 class Updates(AsyncIterator[tuple[int, Float32Array]]):
-    """The iterator behind `table.updates()`; ends by `break`, cancellation or an error."""
+    """The iterator behind `table.updates()`; it ends by itself when the job ends well."""
 
     def __init__(self, table: Table) -> None:
-        self._table = table
-        self._version: int | None = None
-        self._shards: dict[int, int] = {}
-        self._values: Float32Array | None = None
+        self._core = table.core
+        self._local = table.local
+        self._seen: int | None = None  # version handed out last
+        self._versions: dict[int, int] = {}  # by shard
+        size = 0 if self._core.has_rounds else self._core.layout.size
+        self._values = np.empty(size, np.float32)  # without rounds: as it was handed out last
+        whole = self._core.layout.choose(None, "updates")
+        self._pieces: dict[int, list[Piece]] = {}
+        for piece in whole.pieces:
+            self._pieces.setdefault(piece.shard, []).append(piece)
+        self._choice = whole
 
     async def __anext__(self) -> tuple[int, Float32Array]:
         """Wait for the next version and return it with its values."""
-        table = self._table
-        if self._values is None:
-            version, values = await self._first()
-        elif table.has_rounds:
-            version, values = await self._next_round()
-        else:
-            version, values = await self._next_change()
-        self._version, self._values = version, values
-        table.local.refresh(values, version)
-        return version, values.copy()
+        core = self._core
+        try:
+            version, flat = await (self._next_round() if core.has_rounds else self._next_change())
+        except Closed:
+            if core.worker.postoffice.ended_well is None:
+                raise
+            raise StopAsyncIteration from None
+        values = flat.reshape(core.shape)
+        self._seen = version
+        self._local.refresh(values, version)
+        return version, values
 
-    async def _first(self) -> tuple[int, Float32Array]:
-        table = self._table
-        values = np.empty(table.shape, np.float32)
-        self._shards = await self._ask(
-            values, dict.fromkeys(range(table.shards), table.wanted_version)
-        )
-        if table.has_rounds:
-            return await self._level(values)
-        return sum(self._shards.values()), values
+    # --- with rounds: an exact version of everything ---
 
     async def _next_round(self) -> tuple[int, Float32Array]:
-        table = self._table
-        assert self._version is not None
-        wanted = max(self._version + 1, table.wanted_version)
-        values = np.empty(table.shape, np.float32)
-        self._shards = await self._ask(values, dict.fromkeys(range(table.shards), wanted))
-        return await self._level(values)
+        wanted = self._core.place.wanted
+        if self._seen is not None and wanted <= self._seen:
+            wanted = self._seen + 1
+        values = np.empty(self._core.layout.size, np.float32)
+        shards = list(self._pieces)
+        if self._seen is not None:
+            await asyncio.gather(*(self._announce(shard, wanted) for shard in self._large()))
+        versions = await self._ask(shards, values, dict.fromkeys(shards, wanted))
+        # Shards that were asked while a round was closing are brought to the newest version.
+        newest = max(versions.values())
+        while behind := [shard for shard in shards if versions[shard] < newest]:
+            versions |= await self._ask(behind, values, dict.fromkeys(behind, newest))
+            newest = max(versions.values())
+        return newest, values
 
-    async def _level(self, values: Float32Array) -> tuple[int, Float32Array]:
-        """Bring shards that were asked while a round was closing to the same version."""
-        while True:
-            newest = max(self._shards.values())
-            behind = {shard: newest for shard, at in self._shards.items() if at < newest}
-            if not behind:
-                return newest, values
-            self._shards.update(await self._ask(values, behind))
+    # --- without rounds: whatever has changed ---
 
     async def _next_change(self) -> tuple[int, Float32Array]:
-        """Wait until any shard has changed, then take what has changed everywhere."""
-        assert self._values is not None
-        values = self._values.copy()
-        asked = {
-            asyncio.ensure_future(self._ask(values, {shard: version + 1})): shard
-            for shard, version in self._shards.items()
+        shards = list(self._pieces)
+        if self._seen is None:
+            self._versions = await self._ask(shards, self._values, dict.fromkeys(shards, 0))
+        else:
+            await self._take_changes(await self._any_change(shards))
+        return sum(self._versions.values()), self._values.copy()
+
+    async def _any_change(self, shards: list[int]) -> list[int]:
+        """Wait until any shard is newer than known; return those that are."""
+        large = set(self._large())
+        incoming = np.empty_like(self._values)
+        wanted = {shard: version + 1 for shard, version in self._versions.items()}
+        tasks = {
+            asyncio.ensure_future(
+                self._announce(shard, wanted[shard])
+                if shard in large
+                else self._ask([shard], incoming, wanted)
+            ): shard
+            for shard in shards
         }
         try:
-            await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in asked:
+            for task in tasks:
                 task.cancel()
-            results = await asyncio.gather(*asked, return_exceptions=True)
-        # A request that was cancelled may be half received: take those shards again, whole.
-        again: dict[int, int] = {}
-        for shard, result in zip(asked.values(), results, strict=True):
-            if isinstance(result, dict):
-                self._shards.update(result)
-            elif isinstance(result, asyncio.CancelledError):
-                again[shard] = 0
-            else:
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+        changed = []
+        for shard, result in zip(tasks.values(), results, strict=True):
+            if isinstance(result, asyncio.CancelledError):
+                continue
+            if isinstance(result, BaseException):
                 raise result
-        if again:
-            self._shards.update(await self._ask(values, again))
-        return sum(self._shards.values()), values
+            if shard in large:
+                changed.append(shard)
+            else:
+                first, last = self._pieces[shard][0].start, self._pieces[shard][-1].stop
+                self._values[first:last] = incoming[first:last]
+                self._versions |= result
+        return changed
 
-    async def _ask(self, values: Float32Array, wanted: dict[int, int]) -> dict[int, int]:
-        """Pull whole shards of at least these versions; waits as long as it takes."""
-        table = self._table
-        memory = as_bytes(values.reshape(-1))
-        choice: Choice = table.layout.choose(None, "updates")
-        pieces = [piece for piece in choice.pieces if piece.shard in wanted]
+    async def _take_changes(self, shards: list[int]) -> None:
+        if shards:
+            self._versions |= await self._ask(shards, self._values, dict.fromkeys(shards, 0))
+
+    # --- asking ---
+
+    def _large(self) -> list[int]:
+        return [
+            shard
+            for shard, pieces in self._pieces.items()
+            if pieces[-1].stop - pieces[0].start > WHOLE_ELEMENTS_MAX
+        ]
+
+    async def _announce(self, shard: int, wanted: int) -> dict[int, int]:
+        """Wait until a shard has this version, by asking for its first element."""
+        begin = self._pieces[shard][0].begin
+        element = Piece(shard, begin, begin + 1, b"", 0, 1)
+        return await self._wait([element], np.empty(1, np.float32), {shard: wanted})
+
+    async def _ask(
+        self, shards: list[int], values: Float32Array, wanted: dict[int, int]
+    ) -> dict[int, int]:
+        """Pull whole shards of at least these versions."""
+        pieces = [piece for shard in shards for piece in self._pieces[shard]]
+        return await self._wait(pieces, values, wanted)
+
+    async def _wait(
+        self, pieces: list[Piece], values: Float32Array, wanted: dict[int, int]
+    ) -> dict[int, int]:
+        """Pull pieces; wait as long as it takes."""
+        core = self._core
         while True:
+            core.worker.check()
             try:
-                return await self._ask_once(memory, pieces, wanted)
+                return await core.reads.ask(
+                    pieces, as_bytes(values), wanted, None, "updates", self._choice
+                )
             except RequestTimeout:
                 # Nothing new for a long time is no error of a subscription.
-                table.worker.check()
-
-    async def _ask_once(
-        self, memory: memoryview, pieces: list[Piece], wanted: dict[int, int]
-    ) -> dict[int, int]:
-        table = self._table
-        operation = table.worker.customer.operation("updates", f"table {table.name}", None)
-        for piece in pieces:
-            Part(
-                operation,
-                Pull,
-                table.table_id,
-                piece.shard,
-                clock=wanted[piece.shard],
-                begin=piece.begin,
-                end=piece.end,
-                into=memory[4 * piece.start : 4 * piece.stop],
-            )
-        await table.perform(operation)
-        return dict(operation.versions)
+                core.worker.check()

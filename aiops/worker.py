@@ -1,37 +1,31 @@
-"""Worker: the handle of one worker of a job, and `connect`, which makes it.
+"""Worker: the handle of one worker of a job; `connect`, in `connecting`, makes it.
 
-What lives here: the clock, the steps, opening tables, the way in and out. Requests travel in
-`aiops.runtime.customer`, membership in `aiops.runtime.postoffice`.
+What lives here: the clock, the steps, the way out. Requests travel in `aiops.runtime.customer`,
+membership in `aiops.runtime.postoffice`; tables are opened in `worker_tables`, and what a worker
+tells about itself is in `worker_reports`.
 """
 
 from __future__ import annotations
 
-import asyncio
-import os
-import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, Self
 
-import numpy as np
-
-from aiops.consistency import ASP, BSP, Consistency
-from aiops.errors import ConfigError, UsageError
-from aiops.init import Constant, Initializer
-from aiops.observability import SpanBuffer
+from aiops.checks import check_count, check_name, check_timeout
+from aiops.consistency import BSP, Consistency
+from aiops.errors import UsageError
+from aiops.init import Initializer
 from aiops.optim import SGD, Optimizer
-from aiops.runtime.addresses import scheduler_address
 from aiops.runtime.customer import Customer
 from aiops.runtime.postoffice import Postoffice
 from aiops.table import Table
-from aiops.van import TcpVan
-from aiops.van.base import Van
-from aiops_protocol.control import Member, NodeReport, TableSpec
-from aiops_protocol.limits import NAME_CHARS_MAX
+from aiops.worker_reports import Reports
+from aiops.worker_tables import Tables, table_spec
+from aiops_protocol.control import Member
 from aiops_protocol.payload import Float32Array
 
-__all__ = ["Connecting", "Worker", "connect"]
+__all__ = ["Worker"]
 
 CONNECT_TIMEOUT_S: Final = 60.0
 """How long `connect` waits for the scheduler, the servers and the other workers."""
@@ -41,22 +35,6 @@ TABLE_TIMEOUT_S: Final = 60.0
 
 BARRIER_TIMEOUT_S: Final = 600.0
 """Ten minutes of computing before a barrier are normal, an hour is a hang."""
-
-_NAME_CHARS: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:-")
-
-
-def check_name(name: object, what: str) -> str:
-    """Return a name that may travel and stand in a log line; `ConfigError` otherwise."""
-    if (
-        not isinstance(name, str)
-        or not name
-        or len(name) > NAME_CHARS_MAX
-        or not set(name) <= _NAME_CHARS
-    ):
-        raise ConfigError(
-            f"{what} is {name!r}; use 1 to {NAME_CHARS_MAX} letters, digits and . _ : -"
-        )
-    return name
 
 
 class Worker:
@@ -72,18 +50,29 @@ class Worker:
         self.postoffice = postoffice
         self.customer = customer
         self.finished = False
-        self._tables: dict[str, Table] = {}
+        self._told_finished = False
+        self._tables = Tables(self)
         self._planned = 0
         self._open_step = False
-        self._metrics: dict[str, float] = {}
-        self._spans = SpanBuffer() if postoffice.joined.trace else None
+        self._ticking = False
+        self._reports = Reports(postoffice, customer)
         self._closed = False
-        self._reporter = asyncio.get_running_loop().call_later(
-            postoffice.joined.report_period_s, self._report_again
-        )
 
     def __repr__(self) -> str:
         return f"<Worker {self.rank} ({self.name}) clock={self.clock}>"
+
+    async def __aenter__(self) -> Self:
+        """Nothing to do: it is connected already."""
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Leave, cleanly or as a loss."""
+        await self.close(error)
 
     # --- who ---
 
@@ -194,23 +183,18 @@ class Worker:
         Cancelling may leave the table created, with this worker not in its rounds.
         """
         check_name(name, "the table's name")
-        known = self._tables.get(name)
+        timeout_s = check_timeout(timeout_s, f"opening table {name}")
         spec, values = None, None
         if shape is not None:
-            spec, values = _spec(
-                name, shape, init, optimizer or SGD(lr=0.01), consistency or BSP(), allow_nonfinite
+            spec, values = table_spec(
+                name,
+                shape,
+                init,
+                SGD(lr=0.01) if optimizer is None else optimizer,
+                BSP() if consistency is None else consistency,
+                allow_nonfinite,
             )
-        opened = await self.postoffice.attach(
-            name, spec, observer=self.finished, timeout_s=timeout_s
-        )
-        if known is not None:
-            return known
-        table = self._tables[name] = Table(self, opened)
-        if opened.initialise:
-            assert values is not None
-            await table.initialise(values)
-            self.postoffice.initialised(opened.table)
-        return table
+        return await self._tables.open(name, spec, values, timeout_s)
 
     # --- the clock ---
 
@@ -220,16 +204,32 @@ class Worker:
         Raises
         ------
         UsageError
-            After `finish`.
+            After `finish`, or while another task is in here.
+        AiopsError
+            What a background push, or an earlier seal, has met.
+
+        Notes
+        -----
+        When it is cancelled or raises, the clock is still open.
         """
         self.check()
         if self.finished:
             raise UsageError("tick: this worker has finished and has no more clocks")
-        for table in list(self._tables.values()):
-            await table.close_clock()
-        self.postoffice.clock += 1
-        self._open_step = self.postoffice.in_step = False
-        self.customer.flush()
+        if self._ticking:
+            raise UsageError("tick: another task of this worker completes this clock already")
+        self._ticking = True
+        try:
+            tables = self._tables.all
+            for table in tables:
+                await table.core.writes.settled()
+                await table.core.place.ready_to_seal()
+            for table in self._tables.all:
+                table.core.place.seal()
+            self.postoffice.clock += 1
+            self._open_step = self.postoffice.in_step = False
+            self.customer.flush()
+        finally:
+            self._ticking = False
 
     def steps(self, n: int) -> AsyncIterator[int]:
         """Iterate over `n` steps, one clock each; yields absolute step numbers.
@@ -244,6 +244,8 @@ class Worker:
         return self._steps(first, self._planned)
 
     async def _steps(self, first: int, stop: int) -> AsyncIterator[int]:
+        if self.finished:
+            raise UsageError("steps: this worker has finished and has no more clocks")
         if self._open_step:
             await self.tick()
         for step in range(max(first, min(self.clock, stop)), stop):
@@ -261,18 +263,26 @@ class Worker:
         """Contribute no more clocks: an open clock is sealed, and nobody waits for this worker.
 
         Pulls still work and get the newest closed version; pushes and ticks are `UsageError`.
-        Idempotent.
+        Idempotent; when it was cancelled, call it again.
         """
-        if self.finished:
+        if self._told_finished:
             return
         self.check()
-        for table in list(self._tables.values()):
-            await table.leave_rounds()
-        if self._open_step:
-            self.postoffice.clock += 1
-            self._open_step = self.postoffice.in_step = False
-        self.finished = True
-        self.postoffice.finish()
+        await self._tables.opened()
+        if not self.finished:
+            for table in self._tables.all:
+                await table.core.writes.settled()
+            for table in self._tables.all:
+                table.core.place.leave()
+            if self._open_step:
+                self.postoffice.clock += 1
+                self._open_step = self.postoffice.in_step = False
+            self.finished = True
+        for table in self._tables.all:
+            await table.core.place.settled()
+        if not self._told_finished:
+            self._told_finished = True
+            self.postoffice.finish()
 
     async def barrier(self, name: str, *, timeout_s: float = BARRIER_TIMEOUT_S) -> None:
         """Wait until every live, unfinished worker has come to the barrier of this name.
@@ -288,76 +298,32 @@ class Worker:
 
         Notes
         -----
-        On cancellation the scheduler may still count this worker as having come.
+        A worker whose call was cancelled stays at the barrier: its next call of the same name
+        waits for the same opening, or returns at once if that has come.
         """
         check_name(name, "the barrier's name")
-        if not timeout_s > 0:
-            raise UsageError(f"barrier {name}: timeout_s is {timeout_s}; it must be above 0")
-        await self.postoffice.barrier(name, timeout_s)
+        await self.postoffice.barrier(name, check_timeout(timeout_s, f"barrier {name}"))
 
     async def stop(self, reason: str) -> None:
         """Ask all workers to stop at one step boundary; returns at once.
 
         `steps` loops end there, everywhere; `stop_reason` tells why.
         """
-        self.postoffice.request_stop(reason)
+        self.postoffice.request_stop(str(reason))
 
     # --- observation ---
 
     def publish_metrics(self, **metrics: float) -> None:
         """Show numbers (a loss) in status and progress; cheap, sent with the next report."""
-        for name, value in metrics.items():
-            self._metrics[name] = float(value)
+        self._reports.publish(metrics)
 
-    @contextmanager
-    def span(self, name: str, step: int | None = None) -> Iterator[None]:
+    def span(self, name: str, step: int | None = None) -> AbstractContextManager[None]:
         """Record how long a block takes, if the job is traced."""
-        if self._spans is None:
-            yield
-            return
-        started = time.monotonic_ns()
-        try:
-            yield
-        finally:
-            self._spans.add(name, started, time.monotonic_ns() - started, step)
+        return self._reports.span(name, step)
 
     def stats(self) -> dict[str, Any]:
         """Return latencies of calls and bytes by cause and by server."""
-        counters = self.customer.bytes
-        return {
-            "latency": {
-                verb: histogram.summary() for verb, histogram in self.customer.latency.items()
-            },
-            "bytes": {
-                "pushed": counters.push_sent,
-                "pulled": counters.pull_received,
-                "retransmitted": counters.retransmit_sent,
-                "control": self.postoffice.bytes_total,
-            },
-            "servers": self.customer.traffic(),
-        }
-
-    def _report_again(self) -> None:
-        self._reporter = asyncio.get_running_loop().call_later(
-            self.postoffice.joined.report_period_s, self._report_again
-        )
-        self._report()
-
-    def _report(self) -> None:
-        counted = self.stats()["bytes"]
-        self.postoffice.report(
-            NodeReport(
-                clock=self.clock,
-                counters={f"bytes_{cause}": size for cause, size in counted.items()},
-                latency={
-                    verb: histogram.to_counts() for verb, histogram in self.customer.latency.items()
-                },
-                metrics={k: v for k, v in self._metrics.items() if np.isfinite(v)},
-                spans=self._spans.drain() if self._spans is not None else [],
-                spans_dropped=self._spans.dropped if self._spans is not None else 0,
-                clock_offset_ns=time.time_ns() - time.monotonic_ns(),
-            )
-        )
+        return self._reports.stats()
 
     # --- the way out ---
 
@@ -379,172 +345,17 @@ class Worker:
             await self._release(clean, error)
 
     async def _release(self, clean: bool, error: BaseException | None) -> None:
-        self._reporter.cancel()
-        for table in self._tables.values():
-            table.close()
-        if self.postoffice.failure is None:
-            for _ in range(1 + (len(self._spans) // 4096 if self._spans is not None else 0)):
-                self._report()
-        self.postoffice.leave(clean, "" if clean else _describe(error))
+        self._reports.close(last=self.postoffice.failure is None)
+        self.postoffice.leave(clean, "" if clean else describe(error))
+        await self._tables.close()
         await self.customer.close()
         await self.postoffice.wait_left()
         await self.postoffice.stop_heart()
 
 
-def _describe(error: BaseException | None) -> str:
+def describe(error: BaseException | None) -> str:
+    """Put an error into one line that may travel."""
     if error is None:
         return "closed"
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-
-
-def _spec(
-    name: str,
-    shape: tuple[int, ...] | int,
-    init: float | Float32Array | Initializer,
-    optimizer: Optimizer,
-    consistency: Consistency,
-    allow_nonfinite: bool,
-) -> tuple[TableSpec, Float32Array | None]:
-    """Check a table's settings; return what travels and the initial values, if given as such."""
-    what = f"table {name}"
-    given: object = shape
-    sizes = given if isinstance(given, tuple | list) else (given,)
-    dims = tuple(check_count(size, f"{what}: shape {given!r}: a size") for size in sizes)
-    if not isinstance(optimizer, Optimizer):
-        raise ConfigError(
-            f"{what}: optimizer is {optimizer!r}; pass an object of aiops.optim such as SGD(lr=0.1)"
-        )
-    if not isinstance(consistency, BSP | ASP):
-        raise ConfigError(f"{what}: consistency is {consistency!r}; pass BSP() or ASP()")
-    values: Float32Array | None = None
-    kind: str
-    settings: dict[str, float | int | bool | str | None]
-    if isinstance(init, np.ndarray):
-        if init.shape != dims:
-            raise ConfigError(f"{what}: init has shape {init.shape}, the table {dims}")
-        if init.dtype != np.float32:
-            raise ConfigError(f"{what}: init is {init.dtype}; use .astype(numpy.float32)")
-        values, kind, settings = init.copy(), "values", {}
-    else:
-        initializer = init if isinstance(init, Initializer) else Constant(init)
-        kind, settings = initializer.kind, dict(initializer.settings())
-    return (
-        TableSpec(
-            name=name,
-            shape=[int(dim) for dim in dims],
-            init_kind=kind,
-            init=settings,
-            optimizer=optimizer.name,
-            optimizer_settings=dict(optimizer.settings()),
-            consistency=consistency.mode,
-            consistency_settings=consistency.settings(),
-            allow_nonfinite=allow_nonfinite,
-        ),
-        values,
-    )
-
-
-def check_count(value: object, what: str) -> int:
-    """Return a whole number of 0 or more; `UsageError` otherwise."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
-        raise UsageError(f"{what} is {value!r}; it must be a whole number, 0 or more")
-    return int(value)
-
-
-class Connecting:
-    """What `connect` returns: `async with` it, or await it and close the worker yourself."""
-
-    def __init__(
-        self,
-        scheduler: str | None,
-        name: str | None,
-        timeout_s: float,
-        heartbeat_thread: bool,
-        van: Van | None,
-    ) -> None:
-        self._heartbeat_thread = heartbeat_thread
-        self._scheduler = scheduler_address(scheduler)
-        name = name or os.environ.get("AIOPS_NAME") or ""
-        self._name = check_name(name, "the worker's name") if name else ""
-        self._timeout_s = timeout_s
-        self._van = van
-        self._worker: Worker | None = None
-
-    def __await__(self) -> Any:
-        """Connect and return the worker."""
-        return self._connect().__await__()
-
-    async def _connect(self) -> Worker:
-        van = self._van or TcpVan()
-        postoffice = Postoffice(van, self._scheduler, heartbeat_thread=self._heartbeat_thread)
-        customer: Customer | None = None
-        try:
-            await postoffice.join(self._name, self._timeout_s)
-            customer = Customer(van, postoffice)
-            await customer.open(self._timeout_s)
-            return Worker(postoffice, customer)
-        except BaseException as error:
-            postoffice.leave(False, _describe(error))
-            if customer is not None:
-                await customer.close()
-            await postoffice.wait_left()
-            await postoffice.stop_heart()
-            raise
-
-    async def __aenter__(self) -> Worker:
-        """Connect."""
-        self._worker = await self._connect()
-        return self._worker
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Leave, cleanly or as a loss."""
-        assert self._worker is not None
-        await self._worker.close(error)
-
-
-def connect(
-    scheduler: str | None = None,
-    *,
-    name: str | None = None,
-    timeout_s: float = CONNECT_TIMEOUT_S,
-    heartbeat_thread: bool = True,
-    van: Van | None = None,
-) -> Connecting:
-    """Become a worker of a job.
-
-    Parameters
-    ----------
-    scheduler
-        `host:port`; without it `$AIOPS_SCHEDULER` (set by `aiops launch`).
-    name
-        Who gives the same name again, after a restart, gets the same rank. Without it
-        `$AIOPS_NAME`, or a unique one is made.
-    timeout_s
-        How long to wait for the scheduler, and for the expected servers and workers.
-    heartbeat_thread
-        Send heartbeats from a thread of their own, so that a worker that computes for minutes
-        in its event loop is not taken for dead; `False` where the scheduler shares the loop.
-
-    Returns
-    -------
-    connecting
-        `async with connect(...) as worker`. Leaving it cleanly flushes, finishes and says
-        goodbye; by an exception it counts as a loss of this worker, and the others see why.
-
-    Raises
-    ------
-    ConfigError
-        No scheduler is given anywhere, or the name has characters that may not travel.
-    DialFailed, PeerMisbehaved
-        Nobody answers there, or somebody who is not the scheduler of a job.
-    JoinTimeout
-        The expected servers and workers did not register in time.
-    NameInUse
-        A live worker has this name.
-    """
-    return Connecting(scheduler, name, timeout_s, heartbeat_thread, van)
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return text.encode("utf-8", "replace").decode()

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from types import TracebackType
 from typing import Any, Final
 
+import aiops.connecting
 import aiops.worker
 from aiops.blocking.loop_thread import LoopThread
 from aiops.blocking.table import Table
@@ -247,7 +248,7 @@ def connect(
     Parameters and errors are those of `aiops.connect`. The worker is connected when this
     returns; leaving the `with` by an exception counts as a loss of this worker.
     """
-    connecting = aiops.worker.connect(
+    connecting = aiops.connecting.connect(
         scheduler, name=name, timeout_s=timeout_s, heartbeat_thread=heartbeat_thread, van=van
     )
     loop = LoopThread("this worker")
@@ -258,7 +259,7 @@ def connect(
         raise
 
 
-def join(loop: LoopThread, connecting: aiops.worker.Connecting, *, owns_loop: bool) -> Worker:
+def join(loop: LoopThread, connecting: aiops.connecting.Connecting, *, owns_loop: bool) -> Worker:
     """Connect on a loop that runs already."""
 
     async def connected() -> aiops.worker.Worker:

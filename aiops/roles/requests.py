@@ -17,7 +17,7 @@ from aiops.errors import AiopsError, rejection
 from aiops_protocol.codec import encode
 from aiops_protocol.delivery import Outbox
 from aiops_protocol.errors import ErrorCode
-from aiops_protocol.frames import Ack, AckLevel, Parked, Reject, Reply, Request, Value
+from aiops_protocol.frames import AckLevel, Kind, Parked, Reject, Reply, Request, Value
 from aiops_protocol.limits import PULL_WINDOW_BYTES, WINDOW_BYTES
 from aiops_protocol.payload import Buffer
 
@@ -31,6 +31,9 @@ between two pushes are normal, an hour is a hang."""
 
 PULLS_BYTES_MAX: Final = 2 * PULL_WINDOW_BYTES
 """Pulls in flight with the first part of each call counted, which passes a full window."""
+
+_READING: Final = frozenset({Kind.PULL, Kind.PUSH_PULL})
+"""Requests that a VALUE answers; an ACK answers the others."""
 
 T = TypeVar("T")
 
@@ -315,18 +318,27 @@ class Channel:
             operation.error = rejection(
                 reply.status, f"{operation.verb} {operation.subject}: {text}"
             )
-        elif isinstance(reply, Value) and part.into is not None:
-            if len(reply.payload) != len(part.into):
-                text = f"{len(reply.payload)} bytes of values came for {len(part.into)}"
-                operation.error = rejection(ErrorCode.SIZE_MISMATCH, f"{operation.subject}: {text}")
-            elif reply.payload is not part.into:  # else it was received right there
-                part.into[:] = reply.payload
-        elif not isinstance(reply, Ack):
+        elif isinstance(reply, Value) is (part.kind.kind in _READING):
+            if part.into is not None and reply.payload is not part.into:
+                self._deliver(reply, part)
+        else:
             text = f"a {type(reply).__name__} answered a {part.kind.__name__}"
             operation.error = rejection(ErrorCode.UNEXPECTED_FRAME, f"{operation.subject}: {text}")
         operation.versions[part.shard] = reply.version
         self._settle(part)
         return part
+
+    @staticmethod
+    def _deliver(reply: Reply, part: Part) -> None:
+        """Copy values that were not received right where they belong."""
+        assert part.into is not None
+        if len(reply.payload) == len(part.into):
+            part.into[:] = reply.payload
+            return
+        text = f"{len(reply.payload)} bytes of values came for {len(part.into)}"
+        part.operation.error = rejection(
+            ErrorCode.SIZE_MISMATCH, f"{part.operation.subject}: {text}"
+        )
 
     def _settle(self, part: Part) -> None:
         del self._flight[part.request_id]

@@ -34,6 +34,13 @@ RECONNECT_TIMEOUT_S: Final = 30.0
 """How long a lost data connection is tried again before its requests fail. A dead server is
 reported by the scheduler long before."""
 
+RETRY_S: Final = 0.01
+RETRY_S_MAX: Final = 1.0
+"""Pauses between connections that are lost again before any answer has come, doubling."""
+
+HELD_UP_S: Final = 0.05
+"""A timer that is later than this says that the event loop was held up: answers may lie unread."""
+
 
 FINAL_CODES: Final = frozenset(
     {ErrorCode.OK, ErrorCode.SHUTTING_DOWN, ErrorCode.STALE_INCARNATION, ErrorCode.WRONG_JOB}
@@ -45,14 +52,15 @@ that this connection was damaged; the requests are sent again over a new one."""
 class Server:
     """One server as a customer sees it: where it is, its channel, its connection."""
 
-    __slots__ = ("channel", "link", "member", "opening", "reconnects")
+    __slots__ = ("channel", "failure", "fruitless", "link", "member", "opening")
 
     def __init__(self, member: Member) -> None:
         self.member = member
         self.channel = Channel(session=0)
         self.link: Link | None = None
         self.opening: asyncio.Task[None] | None = None
-        self.reconnects = 0
+        self.fruitless = 0  # connections in a row that were lost before any answer came
+        self.failure = ""  # why nothing will be sent there any more
 
     def __str__(self) -> str:
         member = self.member
@@ -78,6 +86,7 @@ class Customer:
         self._operations: dict[Operation, None] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
+        self._excused = False
         self._loop = asyncio.get_running_loop()
         self._closed = False
         self.bytes = ByteCounters()
@@ -142,9 +151,10 @@ class Customer:
         return Operation(verb, subject, self._loop.time(), QUIET_TIMEOUT_S, timeout_s)
 
     def start(self, operation: Operation, servers: list[int]) -> asyncio.Future[None]:
-        """Send the parts of an operation; `servers` has the rank for each part.
+        """Send the parts of an operation; `servers` has the rank for each shard.
 
-        The future is completed when all parts are answered, or with the error.
+        The future is completed when all parts are answered, or with the error. Whoever awaits
+        it and is cancelled calls `cancel`.
         """
         future: asyncio.Future[None] = self._loop.create_future()
         operation.token = future
@@ -155,24 +165,19 @@ class Customer:
             future.set_result(None)
             return future
         self._operations[operation] = None
-        touched: dict[int, None] = {}
-        for part, rank in zip(operation.parts, servers, strict=True):
-            part.server = rank
-            self._servers[rank].channel.submit(part)
-            touched[rank] = None
-        for rank in touched:
-            self._pump(self._servers[rank])
+        touched: dict[int, Server] = {}
+        for part in operation.parts:
+            rank = part.server = servers[part.shard]
+            server = touched[rank] = self._servers[rank]
+            server.channel.submit(part)
+        for server in touched.values():
+            if server.failure:
+                self._fail(operation, server)
+                return future
+            self._pump(server)
         if self._timer is None or operation.deadline < self._timer_at:
             self._arm(operation.deadline)
         return future
-
-    async def finish(self, operation: Operation, future: asyncio.Future[None]) -> None:
-        """Wait for an operation that was started; see `cancel` for what cancelling leaves."""
-        try:
-            await future
-        except asyncio.CancelledError:
-            self.cancel(operation)
-            raise
 
     def _pump(self, server: Server) -> None:
         link = server.link
@@ -197,26 +202,27 @@ class Customer:
             if server.link is not None:
                 server.link.stream.flush()
 
-    def cancel(self, operation: Operation) -> None:
+    def cancel(self, operation: Operation, *, keep: bool = False) -> asyncio.Future[None] | None:
         """Let go of an operation that nobody awaits any more.
 
         A pull is dropped, and its memory is not written any more. A push of which nothing has
-        left is dropped; otherwise what is unsent is copied and the push still happens whole.
+        left is dropped, unless it is to be kept; otherwise what is unsent is copied and the push
+        still happens whole. Returns a new future of what goes on.
         """
-        if operation.done or operation not in self._operations:
-            return
-        mutations = [part for part in operation.parts if part.outbox is not None]
-        goes_on = any(part.request_id for part in mutations)
-        for part in list(operation.parts):
-            if part.outbox is None or not goes_on:
-                self._withdraw(part)
+        if operation not in self._operations:
+            return None
+        goes_on = any(part.outbox and (keep or part.request_id) for part in operation.parts)
         if not goes_on:
-            self._operations.pop(operation, None)
-            operation.done = True
-            return
-        for part in mutations:
+            self._withdraw_all(operation)
+            del self._operations[operation]
+            return None
+        for part in operation.parts:
             part.own()
+            self._abandon(part)
         self._own_unsent(operation)
+        rest: asyncio.Future[None] = self._loop.create_future()
+        operation.token = rest
+        return rest
 
     def _own_unsent(self, operation: Operation) -> None:
         for rank in {part.server for part in operation.parts}:
@@ -224,18 +230,25 @@ class Customer:
             if link is not None:
                 link.stream.own()
 
-    def _withdraw(self, part: Part) -> None:
-        server = self._servers[part.server]
-        if part.into is not None and server.link is not None:
-            server.link.abandon(part.into)
-        server.channel.withdraw(part)
+    def _withdraw_all(self, operation: Operation) -> None:
+        for part in operation.parts:
+            self._abandon(part)
+            self._servers[part.server].channel.withdraw(part)
+        self._own_unsent(operation)
+        operation.done = True
+
+    def _abandon(self, part: Part) -> None:
+        """Give the memory of an answer back to the caller, even if it is half received."""
+        if part.into is not None:
+            link = self._servers[part.server].link
+            if link is not None:
+                link.abandon(part.into)
+            part.into = None
 
     def _complete(self, operation: Operation) -> None:
         del self._operations[operation]
         if operation.error is not None:
-            for part in operation.parts:
-                self._withdraw(part)
-            self._own_unsent(operation)
+            self._withdraw_all(operation)
         else:
             histogram = self.latency.get(operation.verb)
             if histogram is None:
@@ -266,6 +279,7 @@ class Customer:
             server.channel.answer(frame, now)
             self._warn_waiting(now)
             return
+        server.fruitless = 0
         part = server.channel.answer(frame, now)
         if part is not None and part.operation.done and part.operation in self._operations:
             self._complete(part.operation)
@@ -319,26 +333,34 @@ class Customer:
         if link.goodbye is not None and link.goodbye.code in FINAL_CODES:
             self._fail_server(server, f"{server} ended the connection: {link.goodbye.text}")
             return
-        server.reconnects += 1
         self._postoffice.log.warning("connection_lost", server=str(server), reason=str(error))
+        server.fruitless += 1
         server.opening = self._loop.create_task(self._reconnect(server))
 
     async def _reconnect(self, server: Server) -> None:
         try:
+            if server.fruitless > 1:
+                # Something in what is sent again, or in the server, ends each connection.
+                await asyncio.sleep(min(RETRY_S * 2**server.fruitless, RETRY_S_MAX))
             await self._connect(server, RECONNECT_TIMEOUT_S)
         except AiopsError as error:
             self._fail_server(server, f"{server} is gone: {error}")
         finally:
-            server.opening = None
+            if server.opening is asyncio.current_task():
+                server.opening = None
 
     def _fail_server(self, server: Server, text: str) -> None:
-        node = f"server {server.member.rank} ({server.member.name})"
+        server.failure = text
         for operation in list(self._operations):
             if any(part.server == server.member.rank for part in operation.parts):
-                operation.error = NodeFailed(
-                    f"{operation.verb} {operation.subject}: {text}", node=node
-                )
-                self._complete(operation)
+                self._fail(operation, server)
+
+    def _fail(self, operation: Operation, server: Server) -> None:
+        operation.error = NodeFailed(
+            f"{operation.verb} {operation.subject}: {server.failure}",
+            node=f"server {server.member.rank} ({server.member.name})",
+        )
+        self._complete(operation)
 
     def _fail_all(self, error: AiopsError) -> None:
         for operation in list(self._operations):
@@ -356,8 +378,14 @@ class Customer:
     def _expire(self) -> None:
         self._timer = None
         now = self._loop.time()
+        if now - self._timer_at > HELD_UP_S and not self._excused:
+            # uvloop runs timers before it reads: let it read what has come in the meantime.
+            self._excused = True
+            self._arm(now + HELD_UP_S)
+            return
+        self._excused = False
         for operation in list(self._operations):
-            if operation.deadline <= now and operation in self._operations:
+            if operation.deadline <= now:
                 operation.error = self._timeout(operation, now)
                 self._complete(operation)
         earliest = min((operation.deadline for operation in self._operations), default=None)
@@ -380,11 +408,6 @@ class Customer:
             operation=operation.verb,
             elapsed_s=elapsed_s,
         )
-
-    @property
-    def retransmitted_bytes(self) -> int:
-        """Bytes that were sent again."""
-        return self.bytes.retransmit_sent
 
     def traffic(self) -> dict[int, dict[str, int]]:
         """Return bytes sent and received, per server rank, headers included."""
@@ -412,7 +435,8 @@ class Customer:
         links = [server.link for server in self._servers.values() if server.link is not None]
         for link in links:
             link.close()
-        await asyncio.gather(*(link.wait_lost() for link in links))
+        for link in links:
+            await link.wait_lost()
 
 
 class _Adopter:

@@ -11,7 +11,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from aiops.errors import (
     AiopsError,
@@ -19,7 +19,6 @@ from aiops.errors import (
     Closed,
     JoinTimeout,
     NodeFailed,
-    RequestTimeout,
     StaleIncarnation,
     UsageError,
     rejection,
@@ -60,8 +59,6 @@ __all__ = ["Postoffice"]
 BARRIER_SLACK_S: Final = 5.0
 """How much longer than a barrier's deadline to wait for the scheduler to say who is missing."""
 
-T = TypeVar("T")
-
 
 class Postoffice:
     """One worker's membership in a job.
@@ -97,7 +94,7 @@ class Postoffice:
         self._state: ClusterState | None = None
         self._waiters: set[asyncio.Future[None]] = set()  # woken by any change
         self._calls: dict[int, asyncio.Future[TableOpened]] = {}
-        self._barriers: dict[tuple[str, int], asyncio.Future[BarrierDone]] = {}
+        self._barriers: dict[str, _Place] = {}
         self._next_call = 1
         self._generations: dict[str, int] = {}
         self._refused: AiopsError | None = None
@@ -249,17 +246,16 @@ class Postoffice:
         elif self._joined is None:
             self._refused = error
         else:
-            for barrier in self._barriers.values():
-                if not barrier.done():
-                    barrier.set_exception(error)
+            for place in self._barriers.values():
+                if not place.done.done():
+                    place.done.set_exception(error)
 
     def _barrier_done(self, message: BarrierDone, name: str, generation: int) -> None:
-        # The first call of a name asks for generation 0, "the next one".
-        future = self._barriers.pop((name, generation), None) or self._barriers.pop((name, 0), None)
         if not message.missing:
             self._generations[name] = generation
-        if future is not None and not future.done():
-            future.set_result(message)
+        place = self._barriers.get(name)
+        if place is not None and place.generation in (0, generation) and not place.done.done():
+            place.done.set_result(message)
 
     def _shutdown(self, message: Shutdown) -> None:
         if message.failed:
@@ -281,7 +277,10 @@ class Postoffice:
         if self.failure is not None:
             return
         self.failure = error
-        futures: list[asyncio.Future[Any]] = [*self._calls.values(), *self._barriers.values()]
+        futures: list[asyncio.Future[Any]] = [
+            *self._calls.values(),
+            *(place.done for place in self._barriers.values()),
+        ]
         for future in futures:
             if not future.done():
                 future.set_exception(error)
@@ -341,12 +340,10 @@ class Postoffice:
 
     # --- what a worker asks ---
 
-    async def attach(
-        self, name: str, spec: TableSpec | None, *, observer: bool, timeout_s: float
-    ) -> TableOpened:
-        """Create a table or join it.
+    async def attach(self, name: str, spec: TableSpec | None, *, observer: bool) -> TableOpened:
+        """Create a table or join it; waits until the scheduler answers or is gone.
 
-        Cancelling leaves a table that was created; this worker has not entered its rounds.
+        Not to be cancelled: from now on the scheduler may count on this worker's seals.
         """
         self.check()
         call = self._next_call
@@ -354,51 +351,72 @@ class Postoffice:
         future: asyncio.Future[TableOpened] = asyncio.get_running_loop().create_future()
         self._calls[call] = future
         self._send(AttachTable(call=call, name=name, spec=spec, observer=observer))
-        return await self._await(future, f"opening table {name}", timeout_s)
-
-    async def _await(self, future: asyncio.Future[T], operation: str, timeout_s: float) -> T:
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await future
-        except TimeoutError:
-            raise RequestTimeout(
-                f"{operation}: no answer from the scheduler at {self.scheduler} within "
-                f"{timeout_s:g} s",
-                operation=operation,
-                elapsed_s=timeout_s,
-            ) from None
+        return await future
 
     def initialised(self, table: int) -> None:
         """Tell that the initial values are in."""
         self._send(TableInitialised(table=table))
 
     async def barrier(self, name: str, timeout_s: float) -> None:
-        """Wait until every live, unfinished worker is at the barrier."""
+        """Wait until every live, unfinished worker is at the barrier.
+
+        Who is cancelled stays there; the next call of the name goes on with the same opening.
+        """
         self.check()
-        generation = self._generations[name] + 1 if name in self._generations else 0
-        key = (name, generation)
-        if key in self._barriers:
+        place = self._barriers.get(name)
+        if place is not None and place.awaited:
             raise UsageError(f"barrier {name}: this worker waits at it already, in another task")
-        future: asyncio.Future[BarrierDone] = asyncio.get_running_loop().create_future()
-        self._barriers[key] = future
-        self._send(BarrierEnter(name=name, generation=generation, timeout_s=timeout_s))
+        if place is None:
+            generation = self._generations[name] + 1 if name in self._generations else 0
+            place = self._barriers[name] = _Place(generation)
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        place.awaited = True
         try:
-            done = await self._await(future, f"barrier {name}", timeout_s + BARRIER_SLACK_S)
+            done = await self._stand(place, name, started + timeout_s)
         finally:
-            self._barriers.pop(key, None)
+            place.awaited = False
+            if place.done.done():
+                self._barriers.pop(name, None)
         if done.missing:
             raise BarrierTimeout(
-                f"barrier {name}: after {timeout_s:g} s {len(done.missing)} missing: "
+                f"barrier {name}: after {loop.time() - started:.1f} s {len(done.missing)} missing: "
                 + "; ".join(done.missing),
                 operation=f"barrier {name}",
-                elapsed_s=timeout_s,
+                elapsed_s=loop.time() - started,
                 missing=done.missing,
             )
+
+    async def _stand(self, place: _Place, name: str, deadline: float) -> BarrierDone:
+        loop = asyncio.get_running_loop()
+        while True:
+            left_s = deadline - loop.time()
+            if not place.done.done() and (place.generation or not place.entered):
+                # Entering again by number is harmless, and tells the scheduler the new deadline.
+                place.entered = True
+                enter = BarrierEnter(
+                    name=name, generation=place.generation, timeout_s=max(left_s, 0.0)
+                )
+                self._send(enter)
+            await asyncio.wait((place.done,), timeout=left_s + BARRIER_SLACK_S)
+            if not place.done.done():
+                raise BarrierTimeout(
+                    f"barrier {name}: not open, and the scheduler at {self.scheduler} has not said "
+                    "who is missing",
+                    operation=f"barrier {name}",
+                    elapsed_s=left_s + BARRIER_SLACK_S,
+                    missing=[],
+                )
+            done = place.done.result()
+            if not done.missing or loop.time() >= deadline:
+                return done
+            # The deadline of an earlier, cancelled call: the scheduler has let go of us.
+            place.renew()
 
     def request_stop(self, reason: str) -> None:
         """Ask all workers to stop at one step boundary."""
         self.check()
-        self._send(StopRequest(reason=reason[:1024]))
+        self._send(StopRequest(reason=_sendable(reason)))
 
     async def may_begin_step(self) -> bool:
         """Whether another step begins at the current clock, or all stop here.
@@ -424,6 +442,34 @@ class Postoffice:
         self._leaving = True
         if self._link is not None:
             if self._joined is not None:
-                self._send(Leave(clean=clean, reason=reason[:1024]))
+                self._send(Leave(clean=clean, reason=_sendable(reason)))
             self._link.close()
         self._fail(Closed("this worker has been closed"))
+
+
+class _Place:
+    """A worker at a barrier; stays when the call that came here is cancelled."""
+
+    __slots__ = ("awaited", "done", "entered", "generation")
+
+    def __init__(self, generation: int) -> None:
+        self.generation = generation
+        self.awaited = False
+        self.renew()
+
+    def renew(self) -> None:
+        """Stand here anew."""
+        self.entered = False
+        self.done: asyncio.Future[BarrierDone] = asyncio.get_running_loop().create_future()
+        self.done.add_done_callback(_seen)
+
+
+def _seen(future: asyncio.Future[Any]) -> None:
+    """Mark an error as seen: it is raised where somebody waits."""
+    if not future.cancelled():
+        future.exception()
+
+
+def _sendable(text: str) -> str:
+    """Cut a text of the user's to what may travel."""
+    return text.encode("utf-8", "replace").decode()[:1024]

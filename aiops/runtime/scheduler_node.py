@@ -300,8 +300,14 @@ class Scheduler:
         return chrome_trace(self._traces.processes())
 
     def expect_workers(self, workers: int) -> None:
-        """Let `connect` of the next workers wait until this many have registered."""
-        self._running.members.expect_workers(workers)
+        """Let `connect` of the next workers wait until this many more have registered."""
+        present = len(self._running.members.connected("worker"))
+        self._running.members.expect_workers(present + workers)
+
+    @property
+    def on_worker_loss(self) -> str:
+        """What the loss of a worker means: `"fail"` or `"continue"`."""
+        return self._settings.on_worker_loss
 
     async def wait_ended(self) -> Ended:
         """Wait for the end of the job and return how it ended (`ok`, `reason`)."""

@@ -1,0 +1,108 @@
+"""Checks of what users pass: names, counts, deadlines, arrays. Each error says what to do."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from aiops.errors import ConfigError, UsageError
+from aiops_protocol.limits import NAME_CHARS_MAX
+from aiops_protocol.payload import Float32Array
+
+__all__ = ["check_array", "check_count", "check_name", "check_out", "check_timeout"]
+
+_NAME_CHARS: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:-")
+_FLOAT32: Final = np.dtype(np.float32)
+
+TIMEOUT_S_MAX: Final = 1e9
+"""Thirty years: what travels, and what every event loop can wait for. Longer is this long."""
+
+
+def check_name(name: object, what: str) -> str:
+    """Return a name that may travel and stand in a log line; `ConfigError` otherwise."""
+    if (
+        not isinstance(name, str)
+        or not name
+        or len(name) > NAME_CHARS_MAX
+        or not set(name) <= _NAME_CHARS
+    ):
+        raise ConfigError(
+            f"{what} is {name!r}; use 1 to {NAME_CHARS_MAX} letters, digits and . _ : -"
+        )
+    return name
+
+
+def check_count(value: object, what: str) -> int:
+    """Return a whole number of 0 or more; `UsageError` otherwise."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
+        raise UsageError(f"{what} is {value!r}; it must be a whole number, 0 or more")
+    return int(value)
+
+
+def check_timeout(value: object, what: str) -> float:
+    """Return seconds above 0, infinity included; `UsageError` otherwise."""
+    number = isinstance(value, int | float | np.integer | np.floating)
+    if not number or isinstance(value, bool) or not value > 0:  # type: ignore[operator]
+        raise UsageError(f"{what}: timeout_s is {value!r}; it must be a number above 0")
+    return min(float(value), TIMEOUT_S_MAX)  # type: ignore[arg-type]  # a number, as just seen
+
+
+def check_array(
+    array: object, shape: tuple[int, ...], what: str, *, allow_nonfinite: bool
+) -> Float32Array:
+    """Return the array as one flat contiguous float32 array, copied only if it is strided.
+
+    Raises
+    ------
+    UsageError
+        Not a float32 array, another shape, or NaN and infinity where they are not allowed.
+    """
+    if type(array) is not np.ndarray:
+        array = _plain(array, what)
+    if array.dtype != _FLOAT32:
+        raise UsageError(
+            f"{what}: the array is {array.dtype}; only float32 travels, and nothing is cast "
+            "silently: use .astype(numpy.float32)"
+        )
+    if array.shape != shape:
+        raise UsageError(f"{what}: the array has shape {array.shape}, expected {shape}")
+    flat: Float32Array = array.reshape(-1) if array.flags.c_contiguous else array.ravel()
+    if not allow_nonfinite and not _finite(flat):
+        bad = int(np.flatnonzero(~np.isfinite(flat))[0])
+        where = tuple(int(i) for i in np.unravel_index(bad, shape)) if shape else ()
+        raise UsageError(
+            f"{what}: the value at {where} is {flat[bad]}; nothing was sent (open the table with "
+            "allow_nonfinite=True to let NaN and infinity pass)"
+        )
+    return flat
+
+
+def _plain(array: object, what: str) -> Float32Array:
+    """Return a float32 scalar, or an array of a subclass, as a plain array."""
+    if isinstance(array, np.ma.MaskedArray):
+        raise UsageError(f"{what}: masked arrays do not travel; use .filled(...)")
+    if not isinstance(array, np.float32 | np.ndarray):
+        raise UsageError(
+            f"{what}: pass a numpy array of float32, not {type(array).__name__} "
+            "(numpy.asarray(x, numpy.float32))"
+        )
+    return np.asarray(array)
+
+
+def _finite(flat: Float32Array) -> bool:
+    # One pass at memory speed; only a sum of squares that overflows needs the exact look.
+    with np.errstate(all="ignore"):
+        return bool(np.isfinite(np.dot(flat, flat))) or bool(np.isfinite(flat).all())
+
+
+def check_out(out: object, shape: tuple[int, ...], what: str) -> None:
+    """Check an array that values are to be received into; `UsageError` if it does not do."""
+    if not isinstance(out, np.ndarray) or out.dtype != _FLOAT32:
+        raise UsageError(f"{what}: out must be a numpy array of float32")
+    if out.shape != shape:
+        raise UsageError(f"{what}: out has shape {out.shape}, expected {shape}")
+    if not (out.flags.c_contiguous and out.flags.writeable):
+        raise UsageError(
+            f"{what}: out must be contiguous and writeable; leave it out to get a fresh array"
+        )

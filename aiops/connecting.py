@@ -1,0 +1,116 @@
+"""`connect`: becoming a worker of a job."""
+
+from __future__ import annotations
+
+import os
+from types import TracebackType
+from typing import Any
+
+from aiops.checks import check_name, check_timeout
+from aiops.runtime.addresses import scheduler_address
+from aiops.runtime.customer import Customer
+from aiops.runtime.postoffice import Postoffice
+from aiops.van import TcpVan
+from aiops.van.base import Van
+from aiops.worker import CONNECT_TIMEOUT_S, Worker, describe
+
+__all__ = ["Connecting", "connect"]
+
+
+class Connecting:
+    """What `connect` returns: `async with` it, or await it and close the worker yourself."""
+
+    def __init__(
+        self,
+        scheduler: str | None,
+        name: str | None,
+        timeout_s: float,
+        heartbeat_thread: bool,
+        van: Van | None,
+    ) -> None:
+        self._heartbeat_thread = heartbeat_thread
+        self._scheduler = scheduler_address(scheduler)
+        name = name or os.environ.get("AIOPS_NAME") or ""
+        self._name = check_name(name, "the worker's name") if name else ""
+        self._timeout_s = check_timeout(timeout_s, "connect")
+        self._van = van
+        self._worker: Worker | None = None
+
+    def __await__(self) -> Any:
+        """Connect and return the worker."""
+        return self._connect().__await__()
+
+    async def _connect(self) -> Worker:
+        van = self._van or TcpVan()
+        postoffice = Postoffice(van, self._scheduler, heartbeat_thread=self._heartbeat_thread)
+        customer: Customer | None = None
+        try:
+            await postoffice.join(self._name, self._timeout_s)
+            customer = Customer(van, postoffice)
+            await customer.open(self._timeout_s)
+            return Worker(postoffice, customer)
+        except BaseException as error:
+            postoffice.leave(False, describe(error))
+            if customer is not None:
+                await customer.close()
+            await postoffice.wait_left()
+            await postoffice.stop_heart()
+            raise
+
+    async def __aenter__(self) -> Worker:
+        """Connect."""
+        self._worker = await self._connect()
+        return self._worker
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Leave, cleanly or as a loss."""
+        assert self._worker is not None
+        await self._worker.__aexit__(kind, error, trace)
+
+
+def connect(
+    scheduler: str | None = None,
+    *,
+    name: str | None = None,
+    timeout_s: float = CONNECT_TIMEOUT_S,
+    heartbeat_thread: bool = True,
+    van: Van | None = None,
+) -> Connecting:
+    """Become a worker of a job.
+
+    Parameters
+    ----------
+    scheduler
+        `host:port`; without it `$AIOPS_SCHEDULER` (set by `aiops launch`).
+    name
+        Who gives the same name again, after a restart, gets the same rank. Without it
+        `$AIOPS_NAME`, or a unique one is made.
+    timeout_s
+        How long to wait for the scheduler, and for the expected servers and workers.
+    heartbeat_thread
+        Send heartbeats from a thread of their own, so that a worker that computes for minutes
+        in its event loop is not taken for dead; `False` where the scheduler shares the loop.
+
+    Returns
+    -------
+    connecting
+        `async with connect(...) as worker`. Leaving it cleanly flushes, finishes and says
+        goodbye; by an exception it counts as a loss of this worker, and the others see why.
+
+    Raises
+    ------
+    ConfigError
+        No scheduler is given anywhere, or the name has characters that may not travel.
+    DialFailed, PeerMisbehaved
+        Nobody answers there, or somebody who is not the scheduler of a job.
+    JoinTimeout
+        The expected servers and workers did not register in time.
+    NameInUse
+        A live worker has this name.
+    """
+    return Connecting(scheduler, name, timeout_s, heartbeat_thread, van)

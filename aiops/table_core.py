@@ -1,0 +1,76 @@
+"""TableCore: what the parts of one table's handle share.
+
+The parts are the worker's place in the rounds (`table_rounds`), what is read (`table_reads`) and
+what is written (`table_writes`). What users call is in `table`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aiops.layout import Choice, Layout
+from aiops.table_reads import Reads
+from aiops.table_rounds import Place
+from aiops.table_writes import Writes
+from aiops_protocol.control import TableOpened
+from aiops_protocol.delivery import Outbox
+from aiops_protocol.frames import Assign, Flag
+from aiops_protocol.payload import Float32Array
+
+if TYPE_CHECKING:
+    from aiops.worker import Worker
+
+__all__ = ["TableCore"]
+
+_INITIAL = int(Flag.INITIAL)
+
+
+class TableCore:
+    """One open table of one worker.
+
+    Attributes
+    ----------
+    title
+        For messages: `table w`.
+    has_rounds
+        Whether its version rises by rounds (BSP).
+    outboxes
+        One for each shard: its mutations are numbered there.
+    """
+
+    def __init__(self, worker: Worker, opened: TableOpened) -> None:
+        spec = opened.spec
+        self.worker = worker
+        self.customer = worker.customer
+        self.table_id = opened.table
+        self.name = spec.name
+        self.title = f"table {spec.name}"
+        self.shape = tuple(spec.shape)
+        self.layout = Layout(spec.name, self.shape, opened.parts)
+        self.has_rounds = spec.consistency == "bsp"
+        self.allow_nonfinite = spec.allow_nonfinite
+        self.outboxes = [Outbox() for _ in opened.parts]
+        takes_part = self.has_rounds and not worker.finished
+        self.place = Place(self, opened.from_version, takes_part=takes_part)
+        self.reads = Reads(self)
+        self.writes = Writes(self)
+
+    @property
+    def shards(self) -> int:
+        """Into how many shards the table is cut."""
+        return len(self.outboxes)
+
+    def subject(self, choice: Choice) -> str:
+        """Name what a call is about, for its error messages."""
+        if choice.shape == self.shape:
+            return self.title
+        return f"{self.title} ({choice.shape[0]} rows)"
+
+    async def initialise(self, values: Float32Array) -> None:
+        """Send the initial values, as the first creator."""
+        operation = self.writes.plan(Assign, values, None, None, verb="initialise", flags=_INITIAL)
+        await self.writes.perform(operation)
+
+    def close(self) -> None:
+        """Let go of what runs in the background."""
+        self.reads.forget()

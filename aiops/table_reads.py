@@ -1,0 +1,152 @@
+"""What is read of one table: pieces from all its servers, of one version; and the prefetch."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from aiops.layout import Choice, Piece
+from aiops.roles.requests import Operation, Part
+from aiops_protocol.frames import Pull
+from aiops_protocol.payload import Float32Array, as_bytes
+
+if TYPE_CHECKING:
+    from aiops.table_core import TableCore
+
+__all__ = ["Reads"]
+
+
+class _Ahead(NamedTuple):
+    """A pull that has begun before it was asked for, and what it will be good for."""
+
+    wanted: int
+    acknowledged: int
+    task: asyncio.Task[tuple[Float32Array, int]]
+
+
+class Reads:
+    """The pulls of one table."""
+
+    def __init__(self, table: TableCore) -> None:
+        self._table = table
+        self._ahead: _Ahead | None = None
+
+    async def fetch(
+        self,
+        choice: Choice,
+        out: Float32Array | None = None,
+        timeout_s: float | None = None,
+        verb: str = "pull",
+    ) -> tuple[Float32Array, int]:
+        """Pull rows of the version of this clock, all of one version where there are rounds.
+
+        A worker outside of the rounds may find shards at different versions while a round
+        closes; the older ones are then asked for the newest that was seen.
+        """
+        table = self._table
+        table.worker.check()
+        values = np.empty(choice.shape, np.float32) if out is None else out
+        memory = as_bytes(values.reshape(-1))
+        versions = await self.ask(
+            choice.pieces, memory, table.place.wanted, timeout_s, verb, choice
+        )
+        if not table.has_rounds:
+            return values, sum(versions.values())
+        newest = max(versions.values(), default=0)
+        while stale := [piece for piece in choice.pieces if versions[piece.shard] < newest]:
+            versions |= await self.ask(stale, memory, newest, timeout_s, verb, choice)
+            newest = max(versions.values())
+        return values, newest
+
+    async def ask(
+        self,
+        pieces: list[Piece],
+        memory: memoryview,
+        wanted: int | dict[int, int],
+        timeout_s: float | None,
+        verb: str,
+        choice: Choice,
+    ) -> dict[int, int]:
+        """Pull pieces of at least the wanted version (of each shard); return those that came.
+
+        Cancelling is harmless; the memory is not written any more.
+        """
+        table = self._table
+        operation = table.customer.operation(verb, table.subject(choice), timeout_s)
+        for piece in pieces:
+            Part(
+                operation,
+                Pull,
+                table.table_id,
+                piece.shard,
+                clock=wanted if isinstance(wanted, int) else wanted[piece.shard],
+                begin=piece.begin,
+                end=piece.end,
+                ranges=piece.ranges,
+                into=memory[4 * piece.start : 4 * piece.stop],
+            )
+        await self._perform(operation)
+        return operation.versions
+
+    async def _perform(self, operation: Operation) -> None:
+        table = self._table
+        try:
+            await table.customer.start(operation, table.layout.servers)
+        except asyncio.CancelledError:
+            table.customer.cancel(operation)
+            raise
+
+    # --- prefetch ---
+
+    def prefetch(self) -> None:
+        """Begin to fetch what the next whole pull will ask for."""
+        table = self._table
+        table.worker.check()
+        if self._ahead is not None:
+            if self._is_good(self._ahead) and not self._ahead.task.done():
+                return
+            self._ahead.task.cancel()
+        choice = table.layout.choose(None, "prefetch")
+        task = asyncio.get_running_loop().create_task(self.fetch(choice, verb="prefetch"))
+        task.add_done_callback(_seen)
+        self._ahead = _Ahead(table.place.wanted, table.writes.acknowledged, task)
+
+    def _is_good(self, ahead: _Ahead) -> bool:
+        """Whether a pull may have these values.
+
+        In rounds they are of an exact version. Otherwise they must not lack what this worker has
+        pushed since: a pull sees what was acknowledged before it.
+        """
+        if self._table.has_rounds:
+            return ahead.wanted == self._table.place.wanted
+        return ahead.acknowledged == self._table.writes.acknowledged
+
+    async def whole(
+        self, out: Float32Array | None, timeout_s: float | None
+    ) -> tuple[Float32Array, int]:
+        """Pull the whole table, or take what was prefetched."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            # The prefetch has no deadline of its own, so a call that has one cannot wait for it.
+            if self._is_good(ahead) and (timeout_s is None or ahead.task.done()):
+                values, version = await ahead.task
+                if out is None:
+                    return values, version
+                out[...] = values
+                return out, version
+            ahead.task.cancel()
+        return await self.fetch(self._table.layout.choose(None, "pull"), out, timeout_s)
+
+    def forget(self) -> None:
+        """Drop what was prefetched."""
+        if self._ahead is not None:
+            self._ahead.task.cancel()
+            self._ahead = None
+
+
+def _seen(task: asyncio.Task[Any]) -> None:
+    """Mark an error as seen: it is raised where the result is asked for."""
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,119 @@
+"""A worker's place in the rounds of one table: its open clock there, and the seals it has sent.
+
+A table counts rounds from where the worker entered it. Without rounds (ASP), or once the worker
+has left them, everything here does nothing and the wanted version is "the newest".
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from aiops.roles.requests import Part
+from aiops_protocol.frames import Flag, Seal
+
+if TYPE_CHECKING:
+    from aiops.table_core import TableCore
+
+__all__ = ["Place"]
+
+SEALS_IN_FLIGHT_MAX: Final = 16
+"""Ticks whose seals are not acknowledged yet; a worker that only ticks waits here."""
+
+_CONTRIBUTED: Final = int(Flag.CONTRIBUTED)
+_FINAL: Final = int(Flag.FINAL)
+
+
+class Place:
+    """Where a worker is in a table's rounds.
+
+    Attributes
+    ----------
+    clock
+        The round that a push belongs to now; 0 without rounds.
+    sealed_early
+        `push_pull` has sealed the open clock already.
+    """
+
+    def __init__(self, table: TableCore, first: int, *, takes_part: bool) -> None:
+        self._table = table
+        self._takes_part = takes_part
+        self.clock = first if takes_part else 0
+        self.sealed_early = False
+        self._contributed = False  # something was pushed in the open clock
+        self._seals: deque[asyncio.Future[None]] = deque()
+
+    @property
+    def wanted(self) -> int:
+        """The version that a pull gets now: an exact one, or 0 for the newest."""
+        return self.clock
+
+    def contribute(self) -> None:
+        """Note that something is pushed in the open clock: this worker is in the divisor."""
+        self._contributed = True
+
+    async def ready_to_seal(self) -> None:
+        """Wait until there is room for one more seal; raise the error of one that failed.
+
+        Cancelling is harmless.
+        """
+        while len(self._seals) >= SEALS_IN_FLIGHT_MAX or (self._seals and self._seals[0].done()):
+            await asyncio.wait((self._seals[0],))
+            self._seals.popleft().result()
+
+    def seal(self) -> None:
+        """Seal the open clock, unless `push_pull` has done so; the next one is open."""
+        if not self._takes_part:
+            return
+        if self.sealed_early:
+            self.sealed_early = False
+        else:
+            self._send(_CONTRIBUTED if self._contributed else 0)
+            self.clock += 1
+
+    def seal_early(self) -> None:
+        """Seal the open clock before the worker's tick."""
+        self.seal()
+        self.sealed_early = True
+
+    def leave(self) -> None:
+        """Seal what is open, if anything was pushed, and take part in no later round."""
+        if not self._takes_part:
+            return
+        if self._contributed:
+            self._send(_CONTRIBUTED)
+            self.clock += 1
+        self._send(_FINAL)
+        self._takes_part = self.sealed_early = False
+        self.clock = 0
+
+    def _send(self, flags: int) -> None:
+        table = self._table
+        operation = table.customer.operation("seal", table.title, None)
+        for shard in range(table.shards):
+            Part(
+                operation,
+                Seal,
+                table.table_id,
+                shard,
+                clock=self.clock,
+                flags=flags,
+                outbox=table.outboxes[shard],
+            )
+        future = table.customer.start(operation, table.layout.servers)
+        future.add_done_callback(_seen)
+        self._seals.append(future)
+        self._contributed = False
+
+    async def settled(self) -> None:
+        """Wait until every seal is acknowledged. Cancelling is harmless; call it again."""
+        while self._seals:
+            await asyncio.wait((self._seals[0],))
+            self._seals.popleft().result()
+
+
+def _seen(future: asyncio.Future[None]) -> None:
+    """Mark an error as seen: it is raised where the worker next waits."""
+    if not future.cancelled():
+        future.exception()

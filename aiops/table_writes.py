@@ -1,0 +1,173 @@
+"""Pushes and assignments of one table on their way: planned, sent, and followed to their end.
+
+A change that its caller no longer awaits (cancelled, or sent in the background) still happens
+whole; its memory is our own by then, and its error is raised by the next `flush`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aiops.checks import check_array
+from aiops.errors import UsageError
+from aiops.layout import Choice, Rows
+from aiops.roles.requests import Operation, Part
+from aiops_protocol.frames import Assign, Request
+from aiops_protocol.payload import Float32Array, as_bytes
+
+if TYPE_CHECKING:
+    from aiops.table_core import TableCore
+
+__all__ = ["Writes"]
+
+
+class Writes:
+    """The changes of one table that are under way.
+
+    Attributes
+    ----------
+    acknowledged
+        How many have ended; a pull that began before the last one may lack it.
+    """
+
+    def __init__(self, table: TableCore) -> None:
+        self._table = table
+        self._awaited: dict[Operation, asyncio.Future[None]] = {}
+        self._alone: dict[asyncio.Future[None], None] = {}  # nobody else waits for these
+        self.acknowledged = 0
+
+    def check_open(self, verb: str) -> None:
+        """Raise `UsageError` if nothing can be changed now, or what has ended the job."""
+        worker, table = self._table.worker, self._table
+        worker.check()
+        if worker.finished:
+            raise UsageError(f"{verb} to {table.title}: this worker has finished; pull still works")
+        if table.place.sealed_early:
+            raise UsageError(
+                f"{verb} to {table.title}: push_pull has sealed this clock; call tick() first"
+            )
+
+    def plan(
+        self,
+        kind: type[Request],
+        array: object,
+        rows: Rows | None,
+        timeout_s: float | None,
+        *,
+        verb: str,
+        flags: int = 0,
+    ) -> Operation:
+        """Check the array and cut it into the parts of one operation."""
+        table = self._table
+        choice = table.layout.choose(rows, verb)
+        what = f"{verb} to {table.title}"
+        flat = check_array(array, choice.shape, what, allow_nonfinite=table.allow_nonfinite)
+        if choice.order is not None:
+            flat = self._in_row_order(flat, choice, what, summed=kind is not Assign)
+        memory = as_bytes(flat)
+        operation = table.customer.operation(verb, table.subject(choice), timeout_s)
+        table_id, clock, outboxes = table.table_id, table.place.clock, table.outboxes
+        for piece in choice.pieces:
+            Part(
+                operation,
+                kind,
+                table_id,
+                piece.shard,
+                clock=clock,
+                begin=piece.begin,
+                end=piece.end,
+                ranges=piece.ranges,
+                flags=flags,
+                payload=memory[4 * piece.start : 4 * piece.stop],
+                outbox=outboxes[piece.shard],
+            )
+        return operation
+
+    def _in_row_order(
+        self, flat: Float32Array, choice: Choice, what: str, *, summed: bool
+    ) -> Float32Array:
+        assert choice.order is not None
+        assert choice.unique is not None
+        width = self._table.layout.width
+        given = flat.reshape(len(choice.order), width)
+        ordered = np.zeros((choice.unique.size, width), np.float32)
+        if choice.unique.size == len(choice.order):
+            ordered[choice.order] = given
+        elif summed:
+            np.add.at(ordered, choice.order, given)
+        else:
+            raise UsageError(f"{what}: a row is named twice; which value should it get?")
+        return ordered.reshape(-1)
+
+    def start(self, operation: Operation) -> asyncio.Future[None]:
+        """Send an operation that `perform`, or another call that cares, will await."""
+        table = self._table
+        return table.customer.start(operation, table.layout.servers)
+
+    async def perform(self, operation: Operation) -> None:
+        """Send an operation and wait until all of it is acknowledged.
+
+        On cancellation it goes on by itself, whole; or, if nothing of it had left, it never was.
+        """
+        future = self._awaited[operation] = self.start(operation)
+        await self.finish(operation, future)
+
+    async def finish(
+        self, operation: Operation, future: asyncio.Future[None], *, sealed: bool = False
+    ) -> None:
+        """Wait for an operation; `sealed`: it has to happen, because its clock is sealed."""
+        try:
+            await future
+        except asyncio.CancelledError:
+            self.release(operation, sealed=sealed)
+            raise
+        finally:
+            self._awaited.pop(operation, None)
+            self.acknowledged += 1
+
+    def release(self, operation: Operation, *, sealed: bool = False) -> None:
+        """Let an operation go on alone, with memory of its own; or drop it if nothing has left."""
+        rest = self._table.customer.cancel(operation, keep=sealed)
+        if rest is not None:
+            self._follow(rest)
+
+    def send_alone(self, operation: Operation) -> asyncio.Future[None]:
+        """Send an operation whose memory nobody else changes, and let it go on alone."""
+        future = self.start(operation)
+        self._follow(future)
+        return future
+
+    def _follow(self, future: asyncio.Future[None]) -> None:
+        self._alone[future] = None
+        future.add_done_callback(self._ended)
+
+    def _ended(self, future: asyncio.Future[None]) -> None:
+        self.acknowledged += 1
+        if future.exception() is None:  # an error stays, to be raised by `flush`
+            self._alone.pop(future, None)
+
+    @property
+    def alone(self) -> int:
+        """How many changes go on that nobody awaits."""
+        return sum(not future.done() for future in self._alone)
+
+    async def flush(self) -> None:
+        """Wait for what goes on alone; raise the first error of any. Cancelling is harmless."""
+        waiting = [future for future in self._alone if not future.done()]
+        if waiting:
+            await asyncio.wait(waiting)
+        failed = [future for future in self._alone if future.done()]
+        for future in failed:
+            del self._alone[future]
+        if failed:
+            failed[0].result()
+
+    async def settled(self) -> None:
+        """Wait also for what other tasks await: a seal may only follow all acknowledgements."""
+        if self._awaited:
+            await asyncio.wait(list(self._awaited.values()))
+        if self._alone:
+            await self.flush()

@@ -1,0 +1,109 @@
+"""What a worker counts and tells about itself: latencies, bytes, metrics, spans."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from aiops.errors import UsageError
+from aiops.observability import SpanBuffer
+from aiops.runtime.customer import Customer
+from aiops.runtime.postoffice import Postoffice
+from aiops_protocol.control import NodeReport
+from aiops_protocol.limits import KEY_CHARS_MAX, REPORT_NAMES_MAX
+
+__all__ = ["Reports"]
+
+SPANS_PER_REPORT = 4096
+"""What `SpanBuffer.drain` gives at a time."""
+
+
+class Reports:
+    """Sends the scheduler a report in each period, and the last one at the end."""
+
+    def __init__(self, postoffice: Postoffice, customer: Customer) -> None:
+        self._postoffice = postoffice
+        self._customer = customer
+        self._metrics: dict[str, float] = {}
+        self._spans = SpanBuffer() if postoffice.joined.trace else None
+        self._timer: asyncio.TimerHandle
+        self._arm()
+
+    def _arm(self) -> None:
+        period_s = self._postoffice.joined.report_period_s
+        self._timer = asyncio.get_running_loop().call_later(period_s, self._again)
+
+    def _again(self) -> None:
+        self._arm()
+        self.send()
+
+    def publish(self, metrics: dict[str, float]) -> None:
+        """Take numbers for the next report."""
+        for name, value in metrics.items():
+            known = name in self._metrics or len(self._metrics) < REPORT_NAMES_MAX
+            if not known or len(name) > KEY_CHARS_MAX:
+                raise UsageError(
+                    f"publish_metrics: {name!r}: at most {REPORT_NAMES_MAX} names of at most "
+                    f"{KEY_CHARS_MAX} characters"
+                )
+            self._metrics[name] = float(value)
+
+    @contextmanager
+    def span(self, name: str, step: int | None) -> Iterator[None]:
+        """Record how long a block takes, if the job is traced."""
+        if self._spans is None:
+            yield
+            return
+        started = time.monotonic_ns()
+        try:
+            yield
+        finally:
+            self._spans.add(name, started, time.monotonic_ns() - started, step)
+
+    def stats(self) -> dict[str, Any]:
+        """Return latencies of calls and bytes by cause and by server."""
+        counters = self._customer.bytes
+        return {
+            "latency": {
+                verb: histogram.summary() for verb, histogram in self._customer.latency.items()
+            },
+            "bytes": {
+                "pushed": counters.push_sent,
+                "pulled": counters.pull_received,
+                "retransmitted": counters.retransmit_sent,
+                "control": self._postoffice.bytes_total,
+            },
+            "servers": self._customer.traffic(),
+        }
+
+    def send(self) -> None:
+        """Send a report now."""
+        counted = self.stats()["bytes"]
+        spans = self._spans
+        self._postoffice.report(
+            NodeReport(
+                clock=self._postoffice.clock,
+                counters={f"bytes_{cause}": size for cause, size in counted.items()},
+                latency={
+                    verb: histogram.to_counts()
+                    for verb, histogram in self._customer.latency.items()
+                },
+                metrics={k: v for k, v in self._metrics.items() if np.isfinite(v)},
+                spans=spans.drain() if spans is not None else [],
+                spans_dropped=spans.dropped if spans is not None else 0,
+                clock_offset_ns=time.time_ns() - time.monotonic_ns(),
+            )
+        )
+
+    def close(self, *, last: bool) -> None:
+        """Stop; `last`: send what there still is to tell."""
+        self._timer.cancel()
+        if last:
+            left = len(self._spans) if self._spans is not None else 0
+            for _ in range(1 + left // SPANS_PER_REPORT):
+                self.send()

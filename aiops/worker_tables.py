@@ -1,0 +1,163 @@
+"""The tables of one worker: what a table's settings become, and opening each of them once."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from aiops.checks import check_array, check_count
+from aiops.consistency import ASP, BSP, Consistency
+from aiops.errors import ConfigError, RequestTimeout, UsageError
+from aiops.init import Constant, Initializer
+from aiops.optim import Optimizer
+from aiops.table import Table
+from aiops_protocol.control import TableSpec
+from aiops_protocol.payload import Float32Array
+
+if TYPE_CHECKING:
+    from aiops.worker import Worker
+
+__all__ = ["Tables", "table_spec"]
+
+
+class Tables:
+    """Opens tables and knows those that are open.
+
+    A table is opened in a task of its own, because the scheduler counts on this worker from the
+    moment it is asked: a caller that is cancelled, or out of time, must not leave the others
+    waiting for the seals of a table that this worker does not know.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._open: dict[str, Table] = {}
+        self._opening: dict[str, asyncio.Task[Table]] = {}
+
+    @property
+    def all(self) -> list[Table]:
+        """Every open table."""
+        return list(self._open.values())
+
+    async def open(
+        self, name: str, spec: TableSpec | None, values: Float32Array | None, timeout_s: float
+    ) -> Table:
+        """Create a table or join it; the same object for each call of a name."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._open_or_join(name, spec, values)
+        except TimeoutError:
+            scheduler = self._worker.postoffice.scheduler
+            raise RequestTimeout(
+                f"opening table {name}: no answer from the scheduler at {scheduler} within "
+                f"{timeout_s:g} s; it goes on in the background",
+                operation=f"opening table {name}",
+                elapsed_s=timeout_s,
+            ) from None
+
+    async def _open_or_join(
+        self, name: str, spec: TableSpec | None, values: Float32Array | None
+    ) -> Table:
+        while (opening := self._opening.get(name)) is not None:
+            await asyncio.wait((opening,))
+        known = self._open.get(name)
+        if known is not None:
+            postoffice = self._worker.postoffice
+            await postoffice.attach(name, spec, observer=self._worker.finished)  # or the difference
+            return known
+        task = asyncio.get_running_loop().create_task(self._attach(name, spec, values))
+        self._opening[name] = task
+        task.add_done_callback(lambda _: self._opening.pop(name))
+        return await asyncio.shield(task)
+
+    async def _attach(
+        self, name: str, spec: TableSpec | None, values: Float32Array | None
+    ) -> Table:
+        postoffice = self._worker.postoffice
+        opened = await postoffice.attach(name, spec, observer=self._worker.finished)
+        table = Table(self._worker, opened)
+        if opened.initialise:
+            assert values is not None
+            await table.core.initialise(values)
+            postoffice.initialised(opened.table)
+        self._open[name] = table
+        return table
+
+    async def opened(self) -> None:
+        """Wait for what is being opened: this worker is counted on there already."""
+        if self._opening:
+            await asyncio.wait(list(self._opening.values()))
+
+    async def close(self) -> None:
+        """Let go of all tables."""
+        opening = list(self._opening.values())
+        for task in opening:
+            task.cancel()
+        await asyncio.gather(*opening, return_exceptions=True)
+        for table in self.all:
+            table.core.close()
+            table.local.stop()
+
+
+def table_spec(
+    name: str,
+    shape: tuple[int, ...] | int,
+    init: float | Float32Array | Initializer,
+    optimizer: Optimizer,
+    consistency: Consistency,
+    allow_nonfinite: bool,
+) -> tuple[TableSpec, Float32Array | None]:
+    """Check a table's settings; return what travels and the initial values, if given as such."""
+    what = f"table {name}"
+    given: object = shape
+    sizes = given if isinstance(given, tuple | list) else (given,)
+    dims = tuple(check_count(size, f"{what}: shape {given!r}: a size") for size in sizes)
+    if not isinstance(optimizer, Optimizer):
+        raise ConfigError(
+            f"{what}: optimizer is {optimizer!r}; pass an object of aiops.optim such as SGD(lr=0.1)"
+        )
+    if not isinstance(consistency, BSP | ASP):
+        raise ConfigError(f"{what}: consistency is {consistency!r}; pass BSP() or ASP()")
+    values: Float32Array | None = None
+    kind: str
+    settings: dict[str, float | int | bool | str | None]
+    if isinstance(init, np.ndarray):
+        values = _initial_values(init, dims, what, allow_nonfinite)
+        kind, settings = "values", {}
+    else:
+        initializer = init if isinstance(init, Initializer) else Constant(init)
+        kind, settings = initializer.kind, dict(initializer.settings())
+    spec = TableSpec(
+        name=name,
+        shape=list(dims),
+        init_kind=kind,
+        init=settings,
+        optimizer=optimizer.name,
+        optimizer_settings=dict(optimizer.settings()),
+        consistency=consistency.mode,
+        consistency_settings=consistency.settings(),
+        allow_nonfinite=bool(allow_nonfinite),
+    )
+    return _travelling(spec, what), values
+
+
+def _initial_values(
+    init: Float32Array, dims: tuple[int, ...], what: str, allow_nonfinite: bool
+) -> Float32Array:
+    """Return a copy of the initial values: they are sent when the table has been created."""
+    try:
+        flat = check_array(init, dims, f"{what}: init", allow_nonfinite=allow_nonfinite)
+    except UsageError as error:
+        raise ConfigError(str(error)) from None
+    return flat.reshape(dims).copy()
+
+
+def _travelling(spec: TableSpec, what: str) -> TableSpec:
+    """Make sure that the scheduler will accept the message: a wrong one ends the connection."""
+    try:
+        msgspec.msgpack.decode(msgspec.msgpack.encode(spec), type=TableSpec)
+    except (msgspec.MsgspecError, TypeError, OverflowError, ValueError) as error:
+        raise ConfigError(f"{what}: a setting cannot travel: {error}") from error
+    return spec
