@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 from crc32c import crc32c
+from numpy.typing import NDArray
 
 from aiops_protocol.control import ControlMessage
 from aiops_protocol.errors import (
@@ -71,6 +72,7 @@ from aiops_protocol.layout import (
 )
 from aiops_protocol.limits import (
     CONTROL_BYTES_MAX,
+    KEYS_PER_FRAME_MAX,
     META_BYTES_MAX,
     PROTOCOL_VERSION_MAX,
     RANGES_PER_FRAME_MAX,
@@ -237,8 +239,8 @@ def _decode_request(cls: type[Request], prefix: Prefix, meta: Buffer, payload: B
         if size < offset + 16:
             raise MalformedFrame("the metadata ends within a key range")
         begin, end = _unpack_range(meta, offset)
-        if begin >= end:
-            raise MalformedFrame(f"key range [{begin}, {end}) is empty or reversed")
+        if not 0 < end - begin <= KEYS_PER_FRAME_MAX:
+            raise MalformedFrame(f"key range [{begin}, {end}) is empty, reversed or too long")
         offset += 16
     elif count:
         ranges, begin, end = _decode_ranges(meta, offset, count)
@@ -294,7 +296,14 @@ def _decode_ranges(meta: Buffer, offset: int, count: int) -> tuple[Buffer, int, 
     marks = np.frombuffer(raw, "<u8")
     if not (marks[0::2] < marks[1::2]).all() or not (marks[1:-1:2] <= marks[2::2]).all():
         raise MalformedFrame("key ranges are empty, reversed, overlapping or out of order")
+    keys = _keys_of(marks)
+    if keys > KEYS_PER_FRAME_MAX:
+        raise MalformedFrame(f"{keys} keys in ranges, at most {KEYS_PER_FRAME_MAX} in a frame")
     return bytes(raw), int(marks[0]), int(marks[-1])
+
+
+def _keys_of(marks: NDArray[np.uint64]) -> int:
+    return int((marks[1::2] - marks[0::2]).sum())
 
 
 def _decode_keys(payload: Buffer, count: int) -> tuple[Buffer, Buffer]:
@@ -402,24 +411,29 @@ def encode(frame: Frame) -> tuple[bytes, Buffer]:
 def _encode_request(frame: Request) -> tuple[bytes, Buffer]:
     payload = frame.payload
     ranges: Buffer = frame.ranges
-    if frame.flags & KEY_LIST:
-        if ranges or frame.end or len(frame.keys) % 8:
-            raise LocalProtocolError(f"{frame}: with KEY_LIST, whole 8-byte keys and no ranges")
+    begin, end, flags = frame.begin, frame.end, frame.flags
+    if flags & KEY_LIST:
         count = len(frame.keys) // 8
+        if ranges or end or len(frame.keys) % 8 or count > RANGES_PER_FRAME_MAX:
+            raise LocalProtocolError(
+                f"{frame}: with KEY_LIST, at most {RANGES_PER_FRAME_MAX} whole keys and no ranges"
+            )
         payload = b"".join((frame.keys, payload))
     elif ranges:
         count = len(ranges) // 16
-        if len(ranges) % 16:
-            raise LocalProtocolError(f"{frame}: {len(ranges)} bytes are not whole ranges")
-    elif frame.end > frame.begin:
+        if len(ranges) % 16 or count > RANGES_PER_FRAME_MAX:
+            raise LocalProtocolError(
+                f"{frame}: {count} ranges in {len(ranges)} bytes, at most {RANGES_PER_FRAME_MAX}"
+            )
+        if _keys_of(np.frombuffer(ranges, "<u8")) > KEYS_PER_FRAME_MAX:
+            raise LocalProtocolError(f"{frame}: over {KEYS_PER_FRAME_MAX} keys in its ranges")
+    elif 0 < end - begin <= KEYS_PER_FRAME_MAX:
         count = 1
-        ranges = _pack_range(frame.begin, frame.end)
+        ranges = _pack_range(begin, end)
     else:
         count = 0
-        if frame.begin or frame.end or frame.keys:
-            raise LocalProtocolError(f"{frame}: an empty or reversed range, or keys by no flag")
-    if count > RANGES_PER_FRAME_MAX:
-        raise LocalProtocolError(f"{frame}: {count} ranges, at most {RANGES_PER_FRAME_MAX}")
+        if begin or end or frame.keys:
+            raise LocalProtocolError(f"{frame}: no range of 1 to {KEYS_PER_FRAME_MAX} keys")
     if frame.codec:  # RAW is 0
         raise LocalProtocolError(f"{frame}: codec {frame.codec} is not known to this version")
     fixed = _pack_request(
@@ -434,13 +448,11 @@ def _encode_request(frame: Request) -> tuple[bytes, Buffer]:
         frame.ack_level,
         count,
     )
-    if not frame.flags & HAS_WORDS:
+    if not flags & HAS_WORDS:
         return fixed + ranges, payload
     values = (frame.codec_parameters, frame.deadline_ms, frame.base_version)
     words = b"".join(
-        _pack_word(value)
-        for flag, value in zip(WORD_FLAGS, values, strict=True)
-        if frame.flags & flag
+        _pack_word(value) for flag, value in zip(WORD_FLAGS, values, strict=True) if flags & flag
     )
     return b"".join((fixed, ranges, words)), payload
 

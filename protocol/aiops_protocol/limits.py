@@ -39,6 +39,10 @@ PAYLOAD_BYTES_MAX: Final = 4 * MiB
 """Largest payload a data frame may declare: four segments, so that a codec whose output is
 longer than its input, or a peer with larger segments, still fits."""
 
+KEYS_PER_FRAME_MAX: Final = PAYLOAD_BYTES_MAX // 4
+"""Keys that a request may name in ranges: one value each fills the largest payload, so more could
+neither be sent nor answered. Known before anything is made of the ranges."""
+
 CONTROL_BYTES_MAX: Final = 1 * MiB
 """Largest control message after authentication: room for each of the bounds below by itself."""
 

@@ -11,6 +11,7 @@ from msgspec import inspect
 
 from aiops_protocol import control, frames
 from aiops_protocol.frames import Flag, Frame, Reply, Request
+from aiops_protocol.limits import KEYS_PER_FRAME_MAX
 
 EDGES = (0, 1, 2**31, 2**32, 2**53, 2**63, 2**64 - 1)
 
@@ -43,12 +44,15 @@ def key_fields(draw: st.DrawFn, *, lists: bool) -> dict[str, Any]:
     if shape == "none":
         return {}
     if shape == "one":
-        begin, end = draw(_sorted_keys(st.just(2), 2**64 - 1))
-        return {"begin": begin, "end": end}
+        size = draw(st.integers(1, 50) | st.just(KEYS_PER_FRAME_MAX))
+        begin = min(draw(u64), 2**64 - 1 - size)
+        return {"begin": begin, "end": begin + size}
     if shape == "list":
         keys = draw(_sorted_keys(st.integers(0, 9), 2**64 - 2))
         return {"keys": np.array(keys, "<u8").tobytes(), "flags": int(Flag.KEY_LIST)}
-    marks = draw(_sorted_keys(st.integers(2, 6).map(lambda n: 2 * n), 2**64 - 1))
+    first = min(draw(u64), 2**64 - 1 - KEYS_PER_FRAME_MAX)
+    marks = draw(_sorted_keys(st.integers(2, 6).map(lambda n: 2 * n), KEYS_PER_FRAME_MAX))
+    marks = [first + mark for mark in marks]
     touching = draw(st.booleans())
     if touching:  # [a, b) then [b, c): allowed, and not the same as [a, c)
         marks = [marks[0], *(mark for mark in marks[1:-1:2] for _ in range(2)), marks[-1]]
