@@ -61,6 +61,7 @@ class _Entry(msgspec.Struct):
     parts: list[ShardPart]
     state: _State
     members: dict[tuple[int, int], int]  # (rank, incarnation): first round
+    opened: set[tuple[int, int]]  # those that have been told about it
     unready: dict[int, None]  # servers that have not answered OpenShard
     waiters: list[_Waiter]
     initialiser: Applicant | None = None
@@ -132,6 +133,7 @@ class Catalogue:
             parts=parts,
             state=_State.OPENING,
             members=dict.fromkeys(workers.items(), 0),
+            opened=set(),
             unready={part.server: None for part in parts},
             waiters=[waiter],
         )
@@ -243,6 +245,15 @@ class Catalogue:
                 actions += self._ask_for_values(entry)
         return actions
 
+    def never_opened(self, rank: int, incarnation: int) -> list[int]:
+        """Return the tables that count on a worker's seals and that it does not know."""
+        key = (rank, incarnation)
+        return [
+            entry.table
+            for entry in self._by_id.values()
+            if entry.spec.consistency == "bsp" and key in entry.members and key not in entry.opened
+        ]
+
     def held_by(self, server: int) -> list[str]:
         """Name the key ranges that a server holds, for an error text."""
         return [
@@ -285,6 +296,7 @@ def _refuse(waiter: _Waiter, code: int, text: str) -> Tell:
 
 
 def _opened(entry: _Entry, waiter: _Waiter, from_version: int, *, initialise: bool = False) -> Tell:
+    entry.opened.add(_key(waiter))
     message = TableOpened(
         call=waiter.call,
         table=entry.table,

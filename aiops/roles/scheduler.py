@@ -221,7 +221,19 @@ class SchedulerCore:
         if node.state is NodeState.ALIVE:
             node.state = NodeState.FINISHED
             self.members.epoch += 1
-        return [*self._broadcast(self.members.state()), *self._fewer_workers(node.rank)]
+        return [
+            *self._broadcast(self.members.state()),
+            *self._excuse(node),
+            *self._fewer_workers(node.rank),
+        ]
+
+    def _excuse(self, node: Node) -> list[Action]:
+        """Let no table wait for a worker that has nothing more to push and never opened it."""
+        tables = self.catalogue.never_opened(node.rank, node.incarnation)
+        if not tables:
+            return []
+        verdict = DeathVerdict(worker=node.rank, sealed=dict.fromkeys(tables, (0, False)))
+        return [Tell(verdict, peer) for peer in self._server_peers().values()]
 
     def _fewer_workers(self, rank: int) -> list[Action]:
         """Look again at everything that may have waited for this worker."""
@@ -280,7 +292,7 @@ class SchedulerCore:
                 return self.end(False, text, str(node))
         if clean and not entering:
             # Its last seals are acknowledged: nobody waits for it.
-            return [*actions, *self._fewer_workers(node.rank)]
+            return [*actions, *self._excuse(node), *self._fewer_workers(node.rank)]
         servers = self._server_peers()
         self._losses[node.rank] = _Loss(asked=dict.fromkeys(servers), sealed={})
         query = DeathQuery(worker=node.rank, incarnation=node.incarnation)

@@ -573,7 +573,9 @@ class ServerCore:
     def _settle(self, worker: int, sealed: dict[int, tuple[int, bool]], now: float) -> list[Action]:
         actions: list[Action] = []
         for table_id, (rounds, contributed) in sealed.items():
-            table = self.tables[table_id]
+            table = self.tables.get(table_id)
+            if table is None:  # all of it is on other servers
+                continue
             for session in [session for session in table.parked if session[0] == worker]:
                 del table.parked[session]
             if isinstance(table.rule, BspRule):

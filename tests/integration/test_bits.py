@@ -6,13 +6,13 @@ import asyncio
 
 import numpy as np
 import pytest
-from local_jobs import local_job, random_array, rank_ordered_mean, same_bits, together
 
 import aiops
 from aiops import ASP, BSP
 from aiops.consistency import Consistency
 from aiops.optim import SGD, Adam, Add, Momentum, Optimizer
 from aiops_protocol.payload import Float32Array
+from local_jobs import local_job, random_array, rank_ordered_mean, same_bits, together
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
 
@@ -95,8 +95,9 @@ async def test_linear_regression_is_theta_minus_lr_times_gradient() -> None:
     lr = np.float32(0.05)
 
     def gradient(theta: Float32Array) -> Float32Array:
-        result: Float32Array = features.T @ (features @ theta - targets) / np.float32(64)
-        return result
+        return (features.T @ (features @ theta - targets) / np.float32(64)).astype(
+            np.float32, copy=False
+        )
 
     expected = np.zeros(5, np.float32)
     async with local_job() as cluster, cluster.connect() as worker:
