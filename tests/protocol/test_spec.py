@@ -189,6 +189,7 @@ def test_no_row_tells_of_a_control_message_that_does_not_exist() -> None:
 def test_the_states_are_those_of_the_table() -> None:
     rows = ["| " + " | ".join(row) + " |" for row in table("state", "input")]
     assert rows == spec_rows.transition_rows()
+    assert spec_rows.diagram() in TEXT
 
 
 def test_what_each_end_receives_is_that_of_the_table() -> None:

@@ -82,6 +82,16 @@ def transition_rows() -> list[str]:
     ]
 
 
+def diagram() -> str:
+    """The same, as a drawing."""
+    arrows = [
+        f"    {state.name} --> {after.name}: {cause.value}"
+        for (state, cause), after in TRANSITIONS.items()
+        if state is not after
+    ]
+    return "\n".join(["```mermaid", "stateDiagram-v2", "    [*] --> HANDSHAKE", *arrows, "```"])
+
+
 def receivable_rows() -> list[str]:
     """Which kinds each end may receive."""
     return [
