@@ -43,8 +43,8 @@ bench: $(VENV)/.demo  ## push and pull between two processes, against a raw sock
 # --- for developers ---
 
 test: $(VENV)/.dev  ## all that CI runs: format, lint, types, layers, tests
-	@$(BIN)/ruff format --check --quiet $(CODE) || { echo "run: make format" >&2; exit 1; }
-	@$(BIN)/ruff check --quiet $(CODE)
+	@$(BIN)/ruff format --check --quiet --output-format concise $(CODE) || { echo "run: make format" >&2; exit 1; }
+	@$(BIN)/ruff check --quiet --output-format concise $(CODE)
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
