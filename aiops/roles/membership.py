@@ -122,8 +122,6 @@ class Membership:
                 node.incarnation = former.incarnation
             self._nodes[join.role][rank] = node
         if node.state is NodeState.LEFT:
-            node.clock = 0  # it had come to its end: this is another run, not the rest of that one
-        if node.state is NodeState.LEFT:
             node.clock = 0  # its script had come to its end; only after a loss is there more to do
         node.incarnation += 1
         node.peer = peer

@@ -39,6 +39,17 @@ def test_bsp_has_the_same_bits_as_the_asynchronous_twin(
         np.testing.assert_array_equal(result, weights)
 
 
+def test_a_second_run_begins_at_step_0(cluster: aiops.blocking.LocalCluster) -> None:
+    """The names are those of the first run, but its workers have left: nothing is restarted."""
+
+    def train(worker: aiops.blocking.Worker) -> list[int]:
+        table = worker.table("w", ())
+        return [step for step in worker.steps(3) if table.push(np.float32(1)).status == "applied"]  # type: ignore[arg-type]
+
+    assert cluster.run(train, workers=2) == [[0, 1, 2]] * 2
+    assert cluster.run(train, workers=2) == [[0, 1, 2]] * 2
+
+
 def test_the_first_error_is_raised_and_the_others_learn_of_it(
     cluster: aiops.blocking.LocalCluster,
 ) -> None:
