@@ -117,12 +117,13 @@ class Layout:
     def _choose_list(self, rows: Any, verb: str) -> Choice:
         try:
             numbers = np.asarray(rows)
-        except ValueError:  # lists of several lengths
-            numbers = np.empty((0, 0))
+            given = f"{numbers.dtype} of shape {numbers.shape}"
+        except ValueError:
+            numbers, given = np.empty(()), "lists of different lengths"
         if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
             raise UsageError(
                 f"{verb} on table {self.name}: rows must be a slice or a one-dimensional array of "
-                f"integers, not {numbers.dtype} of shape {numbers.shape}"
+                f"integers, not {given}"
             )
         if numbers.size and (int(numbers.min()) < 0 or int(numbers.max()) >= self.rows):
             wrong = numbers[(numbers < 0) | (numbers >= self.rows)][0]

@@ -269,8 +269,7 @@ class Table:
                 f"push_soon to {core.title}: {PUSH_SOON_MAX} pushes are in flight; await one of "
                 "them, table.flush() or worker.tick()"
             )
-        copy = np.array(gradient, copy=True)
-        operation = core.writes.plan(Push, copy, None, None, verb="push_soon")
+        operation = core.writes.plan(Push, gradient, None, None, verb="push_soon", copied=True)
         operation.verb = "push"
         core.place.contribute()
         result: asyncio.Future[PushResult] = asyncio.get_running_loop().create_future()

@@ -59,14 +59,17 @@ class Writes:
         *,
         verb: str,
         flags: int = 0,
+        copied: bool = False,
     ) -> Operation:
-        """Check the array and cut it into the parts of one operation."""
+        """Check the array, copy it if asked for, and cut it into the parts of one operation."""
         table = self._table
         choice = table.layout.choose(rows, verb)
         what = f"{verb} to {table.title}"
         flat = check_array(array, choice.shape, what, allow_nonfinite=table.allow_nonfinite)
         if choice.order is not None:
             flat = self._in_row_order(flat, choice, what, summed=kind is not Assign)
+        elif copied:
+            flat = flat.copy()
         memory = as_bytes(flat)
         operation = table.customer.operation(verb, table.subject(choice), timeout_s)
         table_id, clock, outboxes = table.table_id, table.place.clock, table.outboxes

@@ -319,7 +319,7 @@ class Channel:
                 reply.status, f"{operation.verb} {operation.subject}: {text}"
             )
         elif isinstance(reply, Value) is (part.kind.kind in _READING):
-            if part.into is not None and reply.payload is not part.into:
+            if part.into and reply.payload is not part.into:
                 self._deliver(reply, part)
         else:
             text = f"a {type(reply).__name__} answered a {part.kind.__name__}"

@@ -279,8 +279,8 @@ class Customer:
             server.channel.answer(frame, now)
             self._warn_waiting(now)
             return
-        server.fruitless = 0
         part = server.channel.answer(frame, now)
+        server.fruitless = 0
         if part is not None and part.operation.done and part.operation in self._operations:
             self._complete(part.operation)
 

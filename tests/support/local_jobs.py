@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from van_bodies import leaving_nothing, resume, stall
 
 import aiops
+from aiops.runtime.running import loop_factory
 from aiops.van.link import Link
 from aiops_protocol.payload import Float32Array
+from van_bodies import leaving_nothing, resume, stall
 
 GUARD_S = float(os.environ.get("AIOPS_TEST_GUARD_S", "20"))
 """No test takes so long; a wait that does has failed."""
@@ -98,3 +99,42 @@ def rank_ordered_mean(gradients: Iterable[Float32Array], count: int | None) -> F
 def same_bits(left: NDArray[Any], right: NDArray[Any]) -> bool:
     """Whether two float32 arrays are the same to the last bit; -0.0 is not 0.0 here."""
     return left.shape == right.shape and left.tobytes() == right.tobytes()
+
+
+class SyncJob:
+    """A local cluster with one worker, for tests that are no coroutines (hypothesis)."""
+
+    def __init__(self, servers: int) -> None:
+        self._runner = asyncio.Runner(loop_factory=loop_factory())
+        self._cluster = aiops.LocalCluster(servers)
+        self._worker: aiops.Worker
+        self._made = 0
+
+    def __enter__(self) -> SyncJob:
+        self._runner.__enter__()
+        self._runner.run(self._cluster.__aenter__())
+        self._worker = self._runner.run(self._connect())
+        return self
+
+    async def _connect(self) -> aiops.Worker:
+        worker: aiops.Worker = await self._cluster.connect()
+        return worker
+
+    def __exit__(self, *_: object) -> None:
+        self._runner.run(self._worker.close())
+        self._runner.run(self._cluster.__aexit__())
+        self._runner.__exit__(None, None, None)
+
+    def table(self, shape: tuple[int, ...], **settings: Any) -> aiops.Table:
+        """Return a fresh table."""
+        self._made += 1
+        return self.run(self._worker.table(f"t{self._made}", shape, **settings))
+
+    def run(self, call: Coroutine[Any, Any, T]) -> T:
+        """Run one call to its end."""
+
+        async def guarded_call() -> T:
+            async with asyncio.timeout(GUARD_S):
+                return await call
+
+        return self._runner.run(guarded_call())
