@@ -61,7 +61,7 @@ async def test_cuts_and_jitter_do_not_change_a_bit() -> None:
     async with guarded(), ChaosCluster(servers=2, weather=rain) as cluster:
         wet = await cluster.run(train, workers=WORKERS)
         assert cluster.counters.cuts > 2
-        assert cluster.status()["bytes"]["retransmitted"] <= 2 * cluster.counters.lost
+        assert cluster.status()["bytes"]["retransmitted"] <= 4 * cluster.counters.lost
     for weights in wet:
         np.testing.assert_array_equal(weights, calm[0])
 
