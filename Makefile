@@ -9,7 +9,7 @@ PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 CODE   := aiops protocol cli tests $(wildcard benchmarks examples)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test format lint types layers fuzz bench clean
+.PHONY: help demo test format lint types layers docs fuzz bench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
@@ -61,6 +61,9 @@ types: $(VENV)/.dev  ## mypy strict
 
 layers: $(VENV)/.dev  ## who may import whom
 	@$(BIN)/lint-imports --no-cache
+
+docs: $(VENV)/.dev  ## write the reference pages from the code
+	@$(BIN)/python docs/reference/generate.py
 
 fuzz: export AIOPS_FUZZ_FRAMES ?= 1000000
 fuzz: $(VENV)/.dev  ## the protocol against AIOPS_FUZZ_FRAMES mutated frames (a million)
