@@ -1,7 +1,9 @@
 """The three messages of the handshake, and their bytes.
 
-All are of fixed size and little-endian; reserved bytes are sent as zeros and not looked at by
-this version. What is done with the messages is `handshake.py`'s business.
+All are of fixed size and little-endian. The last four bytes of each are the CRC-32C of all
+before: a message that was damaged on the way is told apart from one that means what it says.
+Reserved bytes are sent as zeros and their values are not looked at by this version. What is done
+with the messages is `handshake.py`'s business.
 """
 
 from __future__ import annotations
@@ -11,10 +13,12 @@ from enum import IntEnum
 from typing import Final
 
 import msgspec
+from crc32c import crc32c
 
-from aiops_protocol.errors import BadMagic
+from aiops_protocol.errors import BadMagic, ChecksumMismatch
 
 __all__ = [
+    "CRC_BYTES",
     "GREETING_BYTES",
     "HANDSHAKE_MAGIC",
     "HELLO_BYTES",
@@ -39,13 +43,15 @@ __all__ = [
 HANDSHAKE_MAGIC: Final = b"\x8bAIOPS\r\n"
 """Not ASCII at the start, not a TLS record; a line end that careless text modes would change."""
 
-_GREETING: Final = struct.Struct("<8sBBHB3x32s")
-_HELLO: Final = struct.Struct("<8sBBBBI16s32s32sIIQ16x")
-_WELCOME: Final = struct.Struct("<8sHBBI16s32sIIIIQ40x")
+_GREETING: Final = struct.Struct("<8sBBBB32s")
+_HELLO: Final = struct.Struct("<8sBBBBI16s32s32sIIQ12x")
+_WELCOME: Final = struct.Struct("<8sHBBI16s32sIIIIQ36x")
+_CRC: Final = struct.Struct("<I")
 
-GREETING_BYTES: Final = _GREETING.size
-HELLO_BYTES: Final = _HELLO.size
-WELCOME_BYTES: Final = _WELCOME.size
+CRC_BYTES: Final = _CRC.size
+GREETING_BYTES: Final = _GREETING.size + CRC_BYTES
+HELLO_BYTES: Final = _HELLO.size + CRC_BYTES
+WELCOME_BYTES: Final = _WELCOME.size + CRC_BYTES
 NO_PROOF: Final = bytes(32)
 NO_JOB: Final = bytes(16)
 
@@ -124,70 +130,73 @@ class Welcome(msgspec.Struct, frozen=True):
 
 def encode_greeting(greeting: Greeting) -> bytes:
     """Return the 48 bytes of a greeting."""
-    return _GREETING.pack(
-        HANDSHAKE_MAGIC,
-        greeting.version_min,
-        greeting.version_max,
-        greeting.methods,
-        greeting.role,
-        greeting.nonce,
+    return _sealed(
+        _GREETING.pack(
+            HANDSHAKE_MAGIC,
+            greeting.version_min,
+            greeting.version_max,
+            greeting.methods,
+            greeting.role,
+            greeting.nonce,
+        )
     )
 
 
 def decode_greeting(data: bytes) -> Greeting:
-    """Read a greeting; `BadMagic` if it is none."""
-    magic, *fields = _GREETING.unpack(data)
-    check_magic(magic)
+    """Read a greeting; `BadMagic` if it is none, `ChecksumMismatch` if it was damaged."""
+    _, *fields = _GREETING.unpack(_opened(data, "greeting"))
     return Greeting(*fields)
 
 
 def encode_hello(hello: Hello) -> bytes:
     """Return the 128 bytes of a hello."""
-    return _HELLO.pack(
-        HANDSHAKE_MAGIC,
-        hello.version,
-        hello.role,
-        hello.purpose,
-        hello.method,
-        hello.capabilities,
-        hello.job,
-        hello.nonce,
-        hello.proof,
-        hello.rank,
-        hello.customers,
-        hello.incarnation,
+    return _sealed(
+        _HELLO.pack(
+            HANDSHAKE_MAGIC,
+            hello.version,
+            hello.role,
+            hello.purpose,
+            hello.method,
+            hello.capabilities,
+            hello.job,
+            hello.nonce,
+            hello.proof,
+            hello.rank,
+            hello.customers,
+            hello.incarnation,
+        )
     )
 
 
 def decode_hello(data: bytes) -> Hello:
-    """Read a hello; `BadMagic` if it is none."""
-    magic, *fields = _HELLO.unpack(data)
-    check_magic(magic)
+    """Read a hello; `BadMagic` if it is none, `ChecksumMismatch` if it was damaged."""
+    _, *fields = _HELLO.unpack(_opened(data, "hello"))
     return Hello(*fields)
 
 
 def encode_welcome(welcome: Welcome) -> bytes:
     """Return the 128 bytes of a welcome or refusal."""
-    return _WELCOME.pack(
-        HANDSHAKE_MAGIC,
-        welcome.code,
-        welcome.version,
-        0,
-        welcome.capabilities,
-        welcome.job,
-        welcome.proof,
-        welcome.epoch,
-        welcome.window_bytes,
-        welcome.window_mutations,
-        welcome.payload_bytes_max,
-        welcome.incarnation,
+    return _sealed(
+        _WELCOME.pack(
+            HANDSHAKE_MAGIC,
+            welcome.code,
+            welcome.version,
+            0,
+            welcome.capabilities,
+            welcome.job,
+            welcome.proof,
+            welcome.epoch,
+            welcome.window_bytes,
+            welcome.window_mutations,
+            welcome.payload_bytes_max,
+            welcome.incarnation,
+        )
     )
 
 
 def decode_welcome(data: bytes) -> Welcome:
-    """Read a welcome; `BadMagic` if it is none."""
-    magic, code, version, _, *fields = _WELCOME.unpack(data)
-    check_magic(magic)
+    """Read a welcome; `BadMagic` if it is none, `ChecksumMismatch` if it was damaged."""
+    _, code, version, _, *fields = _WELCOME.unpack(_opened(data, "welcome"))
     return Welcome(code, version, *fields)
 
 
@@ -195,6 +204,20 @@ def check_magic(head: bytes) -> None:
     """Refuse a stranger by its first bytes, however few have arrived."""
     if not HANDSHAKE_MAGIC.startswith(head[: len(HANDSHAKE_MAGIC)]):
         raise BadMagic(f"the other side does not speak aiops: it sent {head[:8]!r}{_guess(head)}")
+
+
+def _sealed(message: bytes) -> bytes:
+    return message + _CRC.pack(crc32c(message))
+
+
+def _opened(data: bytes, what: str) -> bytes:
+    """Return a message without its checksum; strangers are told apart from damage."""
+    check_magic(data)
+    message = data[:-CRC_BYTES]
+    (crc,) = _CRC.unpack(data[-CRC_BYTES:])
+    if crc32c(message) != crc:
+        raise ChecksumMismatch(f"the CRC-32C of a {what} is wrong: it was damaged on the way")
+    return message
 
 
 def _guess(head: bytes) -> str:

@@ -4,8 +4,11 @@
     dialling side  -> accepting side  HELLO     128 bytes   version, role, job, identity, proof
     accepting side -> dialling side   WELCOME   128 bytes   or a refusal with its code
 
-Until WELCOME nothing of variable length is read and no more than 128 bytes are held. The
-authentication step is part of every handshake: with method `NONE` both proofs are zeros and
+Until WELCOME nothing of variable length is read and no more than 128 bytes are held. A message
+that was damaged on the way raises `ChecksumMismatch` and is not answered; whatever a whole one
+says is meant.
+
+The authentication step is part of every handshake: with method `NONE` both proofs are zeros and
 are checked to be zeros. A method computes its proofs from both nonces (an `Authenticator`).
 """
 
@@ -90,7 +93,8 @@ class Authenticator(Protocol):
     """How the two sides prove that they belong to the same cluster.
 
     Every message that is proven has zeros in place of its proof, and both sides see the same
-    values, so a method may feed whole messages to its MAC.
+    values, so a method feeds whole messages to its MAC: all bytes but the checksum, which is
+    computed last, over the message with its proof.
     """
 
     method: Method
@@ -189,7 +193,13 @@ class ServerHandshake:
         check_magic(head)
 
     def receive(self, data: bytes) -> bytes:
-        """Judge a whole hello and return the welcome, or the refusal with `state` FAILED."""
+        """Judge a whole hello and return the welcome, or the refusal with `state` FAILED.
+
+        Raises
+        ------
+        BadMagic, ChecksumMismatch
+            What came is no hello, or was damaged: there is nobody to answer.
+        """
         self._must_be_open()
         hello = decode_hello(data)
         code = self._judge(hello)
@@ -304,8 +314,9 @@ class ClientHandshake:
 
         Raises
         ------
-        UnsupportedVersion, BadMagic, HandshakeRefused, RemoteProtocolError
-            `HandshakeRefused.reason` is the code that the other side gave.
+        BadMagic, ChecksumMismatch, UnsupportedVersion, HandshakeRefused, MalformedFrame
+            All but the first two come from a message that is whole. `HandshakeRefused.reason`
+            is the code that the other side gave.
         """
         before = self.state
         if before is HandshakeState.READY or before is HandshakeState.FAILED:

@@ -9,8 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from aiops_protocol.connection import Connection, State
 from aiops_protocol.errors import (
     BadMagic,
+    ChecksumMismatch,
     ErrorCode,
     HandshakeRefused,
     LocalProtocolError,
@@ -28,8 +30,9 @@ from aiops_protocol.greeting import (
     encode_welcome,
 )
 from aiops_protocol.handshake import ADMITTED, ClientHandshake, HandshakeState, ServerHandshake
-from handshakes import JOB
+from handshakes import JOB, arrive
 from hmac_authenticator import HmacAuthenticator
+from wire_bytes import sealed
 
 SECRET = HmacAuthenticator(b"s" * 32)
 
@@ -237,32 +240,83 @@ def test_a_proof_cannot_be_turned_against_who_made_it() -> None:
         dialling.receive(encode_welcome(forged))
 
 
-RESERVED = {
-    "greeting": {13, 14, 15},
-    "hello": set(range(112, 128)),
-    "welcome": {11, *range(88, 128)},
-}
+LENGTHS = {"greeting": 48, "hello": 128, "welcome": 128}
+RESERVED = {"greeting": set(), "hello": set(range(112, 124)), "welcome": {11, *range(88, 124)}}
 """Bytes that this version sends as zeros and does not look at."""
+DAMAGES = (1, 0x80, 0xFF)
 
 
-@pytest.mark.parametrize("which", ["greeting", "hello", "welcome"])
-def test_every_damaged_byte_is_noticed(which: str) -> None:
-    """With a secret, whoever changes any byte on the way ends the handshake and gains nothing."""
-    length = {"greeting": 48, "hello": 128, "welcome": 128}[which]
-    for place, damage in product(range(length), (1, 0x80, 0xFF)):
-        dialling, accepting = client(authenticator=SECRET), server(authenticator=SECRET)
+def shake_through(
+    dialling: ClientHandshake, accepting: ServerHandshake, way: Callable[[str, bytes], bytes]
+) -> RemoteProtocolError | None:
+    """What a handshake fails with on such a way, if it does."""
+    try:
+        hello = dialling.receive(way("greeting", accepting.start()))
+        welcome = accepting.receive(way("hello", hello))
+        dialling.receive(way("welcome", welcome))
+    except RemoteProtocolError as error:
+        assert HandshakeState.FAILED in (dialling.state, accepting.state)
+        return error
+    assert dialling.state is accepting.state is HandshakeState.READY
+    return None
 
-        def damaged(name: str, message: bytes, at: int = place, by: int = damage) -> bytes:
-            if name != which:
-                return message
-            return message[:at] + bytes([message[at] ^ by]) + message[at + 1 :]
 
-        failed = False
-        try:
-            hello = dialling.receive(damaged("greeting", accepting.start()))
-            welcome = accepting.receive(damaged("hello", hello))
-            dialling.receive(damaged("welcome", welcome))
-        except RemoteProtocolError:
-            failed = True
-        assert failed == (place not in RESERVED[which]), place
-        assert failed == (HandshakeState.FAILED in (dialling.state, accepting.state))
+def flipped(message: bytes, place: int, damage: int) -> bytes:
+    return message[:place] + bytes([message[place] ^ damage]) + message[place + 1 :]
+
+
+@pytest.mark.parametrize("which", LENGTHS)
+def test_every_forged_byte_is_noticed(which: str) -> None:
+    """With a secret, whoever changes any byte on the way ends the handshake and gains nothing.
+
+    Unlike damage, a forger makes the checksum right again.
+    """
+    for place, damage in product(range(LENGTHS[which] - 4), DAMAGES):
+
+        def forge(name: str, message: bytes, at: int = place, by: int = damage) -> bytes:
+            return sealed(flipped(message, at, by)) if name == which else message
+
+        ends = client(authenticator=SECRET), server(authenticator=SECRET)
+        error = shake_through(*ends, forge)
+        assert not isinstance(error, ChecksumMismatch)
+        assert (error is None) == (place in RESERVED[which]), place
+
+
+# --- damage on the way ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("which", LENGTHS)
+def test_damage_is_told_apart_from_refusals_and_strangers(which: str) -> None:
+    """Whatever byte a bad cable changes: it is a wrong checksum, or a wrong magic, and never a
+    refusal that the other side did not make."""
+    for place, damage in product(range(LENGTHS[which]), DAMAGES):
+
+        def harm(name: str, message: bytes, at: int = place, by: int = damage) -> bytes:
+            return flipped(message, at, by) if name == which else message
+
+        error = shake_through(client(), server(), harm)
+        assert type(error) is (BadMagic if place < 8 else ChecksumMismatch), place
+
+
+def test_a_damaged_hello_is_not_answered() -> None:
+    accepting, dialling = server(), client()
+    hello = dialling.receive(accepting.start())
+    connection = Connection(accepting)
+    with pytest.raises(ChecksumMismatch, match="hello"):
+        arrive(connection, flipped(hello, 100, 4))
+    assert connection.take_replies() == []
+    assert connection.state is State.CLOSED
+
+
+def test_a_damaged_refusal_is_no_refusal() -> None:
+    accepting, dialling = server(), client()
+    dialling.receive(accepting.start())
+    refusal = accepting.refuse(ErrorCode.TOO_MANY_CONNECTIONS)
+    with pytest.raises(ChecksumMismatch, match="welcome"):
+        dialling.receive(flipped(refusal, 8, 1))
+
+
+def test_a_stranger_of_any_length_is_no_damage() -> None:
+    """A web server's answer may be longer than a greeting: the user must read of HTTP."""
+    with pytest.raises(BadMagic, match="HTTP"):
+        client().receive(b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/html; charset"[:48])

@@ -122,10 +122,23 @@ def test_magics_are_those_of_the_code(magic: bytes) -> None:
 
 # --- offsets ------------------------------------------------------------------------------------
 
+
+def with_crc(packed: struct.Struct) -> struct.Struct:
+    return struct.Struct(packed.format + "I")
+
+
 LAYOUTS = {
-    "GREETING": (greeting._GREETING, greeting.Greeting.__struct_fields__, {13}),
-    "HELLO": (greeting._HELLO, greeting.Hello.__struct_fields__, {112}),
-    "WELCOME": (greeting._WELCOME, greeting.Welcome.__struct_fields__, {11, 88}),
+    "GREETING": (
+        with_crc(greeting._GREETING),
+        (*greeting.Greeting.__struct_fields__, "crc"),
+        set(),
+    ),
+    "HELLO": (with_crc(greeting._HELLO), (*greeting.Hello.__struct_fields__, "crc"), {112}),
+    "WELCOME": (
+        with_crc(greeting._WELCOME),
+        (*greeting.Welcome.__struct_fields__, "crc"),
+        {11, 88},
+    ),
     "PREFIX": (
         layout.PREFIX_WITH_CRC,
         ("version", "kind", "flags", "meta_bytes", "payload_bytes", "body_crc", "prefix_crc"),

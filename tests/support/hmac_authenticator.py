@@ -1,4 +1,7 @@
-"""An authenticator with a shared secret, as a later method will be: to test its place."""
+"""An authenticator with a shared secret, as a later method will be: to test its place.
+
+Checksums are no part of what is proven: they are computed last, over the proofs, too.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import hashlib
 import hmac
 
 from aiops_protocol.greeting import (
+    CRC_BYTES,
     Greeting,
     Hello,
     Method,
@@ -17,7 +21,7 @@ from aiops_protocol.greeting import (
 
 
 class HmacAuthenticator:
-    """Both sides prove that they know the secret, over every byte of the handshake."""
+    """Both sides prove that they know the secret, over the handshake."""
 
     method = Method.TOKEN
 
@@ -33,4 +37,5 @@ class HmacAuthenticator:
         )
 
     def _proof(self, side: bytes, *messages: bytes) -> bytes:
-        return hmac.new(self._secret, side + b"".join(messages), hashlib.sha256).digest()
+        proven = b"".join(message[:-CRC_BYTES] for message in messages)
+        return hmac.new(self._secret, side + proven, hashlib.sha256).digest()

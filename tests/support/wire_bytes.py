@@ -83,6 +83,11 @@ def resealed(data: bytes, *, fit: bool = False) -> bytes:
     return prefix + struct.pack("<I", crc32c(prefix)) + data[PREFIX_BYTES:]
 
 
+def sealed(message: bytes) -> bytes:
+    """A handshake message of any content with a right checksum in its last four bytes."""
+    return message[:-4] + struct.pack("<I", crc32c(message[:-4]))
+
+
 def receive(buffer: ReceiveBuffer, chunks: Iterable[bytes]) -> Iterator[Frame]:
     """Let chunks arrive one by one and take every frame as soon as it is whole."""
     for chunk in chunks:
