@@ -60,6 +60,12 @@ async def until(condition: Callable[[], object]) -> None:
         await asyncio.sleep(0.001)
 
 
+async def turns(count: int) -> None:
+    """Let the loop turn so many times."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
 def served(server: aiops.Server) -> list[Link]:
     """Return a server's ends of its data connections."""
     return list(server._links.values())
