@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any, Final, TypeVar
@@ -130,15 +131,15 @@ class LocalCluster:
         self.scheduler.expect_workers(workers)
         errors: list[BaseException] = []
 
-        async def one(index: int) -> tuple[int, T]:
-            async with self.connect(name=f"worker-{index}") as worker:
+        async def one(name: str) -> tuple[int, T]:
+            async with self.connect(name=name) as worker:
                 try:
                     return worker.rank, await train(worker)
                 except BaseException as error:
                     errors.append(error)
                     raise
 
-        tasks = [asyncio.ensure_future(one(index)) for index in range(workers)]
+        tasks = [asyncio.ensure_future(one(name)) for name in self._free_names(workers)]
         try:
             _, running = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
             if running:
@@ -151,6 +152,16 @@ class LocalCluster:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _free_names(self, count: int) -> list[str]:
+        """Return `worker-0` and so on, without the names of workers that are here already."""
+        taken = {worker["name"] for worker in self.status()["workers"] if _present(worker)}
+        names = (f"worker-{index}" for index in itertools.count())
+        return list(itertools.islice((name for name in names if name not in taken), count))
+
+
+def _present(worker: dict[str, Any]) -> bool:
+    return worker["state"] in ("alive", "finished")
 
 
 def _rank(entry: tuple[int, Any]) -> int:

@@ -140,6 +140,8 @@ class LocalCopy:
 
     def use(self, optimizer: Optimizer) -> None:
         """Choose the optimizer of `apply`; its state starts from zero."""
+        if not isinstance(optimizer, Optimizer):
+            raise ConfigError(f"use: optimizer is {optimizer!r}; pass one such as SGD(lr=0.1)")
         self._optimizer = optimizer
         self._state = {}
         self._steps = 0

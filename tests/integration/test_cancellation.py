@@ -232,14 +232,14 @@ async def test_a_cancelled_tick_leaves_the_clock_open() -> None:
         tables = await together(worker.table(name, LARGE, optimizer=Add()) for name in ("a", "b"))
         for server in cluster.servers:
             pause(server)
-        for table in tables:
-            table.push_soon(ones(LARGE))
+        soon = [table.push_soon(ones(LARGE)) for table in tables]
         assert await cancelled(worker.tick(), 5)
         assert worker.clock == 0
         for server in cluster.servers:
             go_on(server)
         await worker.tick()
         assert worker.clock == 1
+        assert all(future.done() for future in soon)
         for table in tables:
             assert await settled_values(table) == {1}
             assert table.version == 1
@@ -285,13 +285,14 @@ async def test_two_ticks_at_once_are_refused() -> None:
     async with local_job() as cluster, cluster.connect() as worker:
         table = await worker.table("w", LARGE, optimizer=Add())
         pause(cluster.servers[0])
-        table.push_soon(ones(LARGE))
+        soon = table.push_soon(ones(LARGE))
         first = asyncio.ensure_future(worker.tick())
         await turns(2)
         with pytest.raises(UsageError, match="another task"):
             await worker.tick()
         go_on(cluster.servers[0])
         await first
+        assert soon.done()
         assert worker.clock == 1
 
 
