@@ -10,6 +10,7 @@ from aiops.checks import check_name, check_timeout
 from aiops.runtime.addresses import scheduler_address
 from aiops.runtime.customer import Customer
 from aiops.runtime.postoffice import Postoffice
+from aiops.runtime.witness import Witness
 from aiops.van import TcpVan
 from aiops.van.base import Van
 from aiops.worker import CONNECT_TIMEOUT_S, Worker, describe
@@ -27,8 +28,10 @@ class Connecting:
         timeout_s: float,
         heartbeat_thread: bool,
         van: Van | None,
+        history: str | os.PathLike[str] | None = None,
     ) -> None:
         self._heartbeat_thread = heartbeat_thread
+        self._history = history or os.environ.get("AIOPS_HISTORY")
         self._scheduler = scheduler_address(scheduler)
         name = name or os.environ.get("AIOPS_NAME") or ""
         self._name = check_name(name, "the worker's name") if name else ""
@@ -48,6 +51,8 @@ class Connecting:
             await postoffice.join(self._name, self._timeout_s)
             customer = Customer(van, postoffice)
             await customer.open(self._timeout_s)
+            if self._history:
+                customer.witness = _recorder(self._history, postoffice)
             return Worker(postoffice, customer)
         except BaseException as error:
             postoffice.leave(False, describe(error))
@@ -73,12 +78,31 @@ class Connecting:
         await self._worker.__aexit__(kind, error, trace)
 
 
+def _recorder(folder: str | os.PathLike[str], postoffice: Postoffice) -> Witness:
+    """Return a recorder that knows who this worker is."""
+    from aiops.testing.history import Recorder
+
+    joined = postoffice.joined
+    values = os.environ.get("AIOPS_HISTORY_VALUES", "")
+    recorder = Recorder(folder, values=[name for name in values.split(",") if name])
+    recorder.start(
+        job=joined.job,
+        worker=joined.rank,
+        incarnation=joined.incarnation,
+        name=joined.name,
+        workers=[member.rank for member in postoffice.members if member.role == "worker"],
+        clock=postoffice.clock,
+    )
+    return recorder
+
+
 def connect(
     scheduler: str | None = None,
     *,
     name: str | None = None,
     timeout_s: float = CONNECT_TIMEOUT_S,
     heartbeat_thread: bool = True,
+    history: str | os.PathLike[str] | None = None,
     van: Van | None = None,
 ) -> Connecting:
     """Become a worker of a job.
@@ -95,6 +119,10 @@ def connect(
     heartbeat_thread
         Send heartbeats from a thread of their own, so that a worker that computes for minutes
         in its event loop is not taken for dead; `False` where the scheduler shares the loop.
+    history
+        A folder in which this worker writes down what it does and sees, for `aiops verify`;
+        without it `$AIOPS_HISTORY`, or none. `$AIOPS_HISTORY_VALUES` names small tables, with
+        commas between, whose whole values are to be in it.
 
     Returns
     -------
@@ -105,7 +133,8 @@ def connect(
     Raises
     ------
     ConfigError
-        No scheduler is given anywhere, or the name has characters that may not travel.
+        No scheduler is given anywhere, the name has characters that may not travel, or the
+        history cannot be written.
     DialFailed, PeerMisbehaved
         Nobody answers there, or somebody who is not the scheduler of a job.
     JoinTimeout
@@ -113,4 +142,4 @@ def connect(
     NameInUse
         A live worker has this name.
     """
-    return Connecting(scheduler, name, timeout_s, heartbeat_thread, van)
+    return Connecting(scheduler, name, timeout_s, heartbeat_thread, van, history)

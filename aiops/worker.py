@@ -19,6 +19,7 @@ from aiops.init import Initializer
 from aiops.optim import SGD, Optimizer
 from aiops.runtime.customer import Customer
 from aiops.runtime.postoffice import Postoffice
+from aiops.runtime.witness import Telling
 from aiops.table import Table
 from aiops.worker_reports import Reports
 from aiops.worker_tables import Tables, table_spec
@@ -219,17 +220,20 @@ class Worker:
             raise UsageError("tick: another task of this worker completes this clock already")
         self._ticking = True
         try:
-            tables = self._tables.all
-            for table in tables:
-                await table.core.writes.settled()
-                await table.core.place.ready_to_seal()
-            for table in self._tables.all:
-                table.core.place.seal()
-            self.postoffice.clock += 1
-            self._open_step = self.postoffice.in_step = False
-            self.customer.flush()
+            with Telling(self.customer.witness, "tick", clock=self.clock):
+                await self._complete_clock()
         finally:
             self._ticking = False
+
+    async def _complete_clock(self) -> None:
+        for table in self._tables.all:
+            await table.core.writes.settled()
+            await table.core.place.ready_to_seal()
+        for table in self._tables.all:
+            table.core.place.seal()
+        self.postoffice.clock += 1
+        self._open_step = self.postoffice.in_step = False
+        self.customer.flush()
 
     def steps(self, n: int) -> AsyncIterator[int]:
         """Iterate over `n` steps, one clock each; yields absolute step numbers.
@@ -268,6 +272,10 @@ class Worker:
         if self._told_finished:
             return
         self.check()
+        with Telling(self.customer.witness, "finish"):
+            await self._leave_rounds()
+
+    async def _leave_rounds(self) -> None:
         await self._tables.opened()
         if not self.finished:
             for table in self._tables.all:
@@ -302,7 +310,9 @@ class Worker:
         waits for the same opening, or returns at once if that has come.
         """
         check_name(name, "the barrier's name")
-        await self.postoffice.barrier(name, check_timeout(timeout_s, f"barrier {name}"))
+        timeout_s = check_timeout(timeout_s, f"barrier {name}")
+        with Telling(self.customer.witness, "barrier", name=name) as call:
+            call.generation = await self.postoffice.barrier(name, timeout_s)
 
     async def stop(self, reason: str) -> None:
         """Ask all workers to stop at one step boundary; returns at once.
@@ -351,6 +361,8 @@ class Worker:
         await self.customer.close()
         await self.postoffice.wait_left()
         await self.postoffice.stop_heart()
+        if self.customer.witness is not None:
+            self.customer.witness.close(clean=clean, reason=describe(error) if error else "")
 
 
 def describe(error: BaseException | None) -> str:

@@ -76,7 +76,10 @@ class Tables:
         self, name: str, spec: TableSpec | None, values: Float32Array | None
     ) -> Table:
         postoffice = self._worker.postoffice
-        opened = await postoffice.attach(name, spec, observer=self._worker.finished)
+        observer = self._worker.finished
+        opened = await postoffice.attach(name, spec, observer=observer)
+        if self._worker.customer.witness is not None:
+            self._worker.customer.witness.opened(opened, takes_part=not observer)
         table = Table(self._worker, opened)
         if opened.initialise:
             assert values is not None

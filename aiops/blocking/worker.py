@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -241,6 +242,7 @@ def connect(
     name: str | None = None,
     timeout_s: float = CONNECT_TIMEOUT_S,
     heartbeat_thread: bool = True,
+    history: str | os.PathLike[str] | None = None,
     van: Van | None = None,
 ) -> Worker:
     """Become a worker of a job: `with aiops.blocking.connect() as worker`.
@@ -249,7 +251,12 @@ def connect(
     returns; leaving the `with` by an exception counts as a loss of this worker.
     """
     connecting = aiops.connecting.connect(
-        scheduler, name=name, timeout_s=timeout_s, heartbeat_thread=heartbeat_thread, van=van
+        scheduler,
+        name=name,
+        timeout_s=timeout_s,
+        heartbeat_thread=heartbeat_thread,
+        history=history,
+        van=van,
     )
     loop = LoopThread("this worker")
     try:

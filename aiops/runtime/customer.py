@@ -15,6 +15,7 @@ from aiops.observability import ByteCounters, LatencyHistogram
 from aiops.roles.requests import Channel, Operation, Part
 from aiops.runtime.dialling import LinkPlan, open_link
 from aiops.runtime.postoffice import Postoffice
+from aiops.runtime.witness import Witness
 from aiops.van.base import Address, Van
 from aiops.van.link import Link
 from aiops_protocol.control import ClusterState, Member
@@ -76,6 +77,8 @@ class Customer:
         What went over the data connections, by cause.
     latency
         Histograms of whole calls, by verb.
+    witness
+        Who is told of every operation, if anybody.
     """
 
     def __init__(self, van: Van, postoffice: Postoffice) -> None:
@@ -92,6 +95,7 @@ class Customer:
         self.bytes = ByteCounters()
         self.latency: dict[str, LatencyHistogram] = {}
         self.bytes_by_server: dict[int, list[int]] = {}
+        self.witness: Witness | None = None
         postoffice.on_failure = self._fail_all
         postoffice.on_members = self._see
 
@@ -132,6 +136,7 @@ class Customer:
             job=bytes.fromhex(joined.job),
             rank=joined.rank,
             incarnation=joined.incarnation,
+            known=True,
             destination=destination,
         )
         await open_link(self._van, plan, _Adopter(self, server), timeout_s=timeout_s)
@@ -165,6 +170,8 @@ class Customer:
             future.set_result(None)
             return future
         self._operations[operation] = None
+        if self.witness is not None:
+            self.witness.started(operation)
         touched: dict[int, Server] = {}
         for part in operation.parts:
             rank = part.server = servers[part.shard]
@@ -215,6 +222,8 @@ class Customer:
         if not goes_on:
             self._withdraw_all(operation)
             del self._operations[operation]
+            if self.witness is not None:
+                self.witness.ended(operation, Closed("it was cancelled"))
             return None
         for part in operation.parts:
             part.own()
@@ -247,6 +256,8 @@ class Customer:
 
     def _complete(self, operation: Operation) -> None:
         del self._operations[operation]
+        if self.witness is not None:
+            self.witness.ended(operation, operation.error)
         if operation.error is not None:
             self._withdraw_all(operation)
         else:
@@ -281,7 +292,11 @@ class Customer:
             return
         part = server.channel.answer(frame, now)
         server.fruitless = 0
-        if part is not None and part.operation.done and part.operation in self._operations:
+        if part is None:
+            return
+        if self.witness is not None:
+            self.witness.answered(part, frame)
+        if part.operation.done and part.operation in self._operations:
             self._complete(part.operation)
 
     def _count(self, frame: Reply) -> None:

@@ -357,8 +357,8 @@ class Postoffice:
         """Tell that the initial values are in."""
         self._send(TableInitialised(table=table))
 
-    async def barrier(self, name: str, timeout_s: float) -> None:
-        """Wait until every live, unfinished worker is at the barrier.
+    async def barrier(self, name: str, timeout_s: float) -> int:
+        """Wait until every live, unfinished worker is at the barrier; return the generation.
 
         Who is cancelled stays there; the next call of the name goes on with the same opening.
         """
@@ -386,6 +386,7 @@ class Postoffice:
                 elapsed_s=loop.time() - started,
                 missing=done.missing,
             )
+        return done.generation
 
     async def _stand(self, place: _Place, name: str, deadline: float) -> BarrierDone:
         loop = asyncio.get_running_loop()

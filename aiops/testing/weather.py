@@ -19,8 +19,10 @@ from aiops.testing.proxy import Direction, FaultProxy
 __all__ = ["Storm", "Weather"]
 
 CUT_WITHIN_BYTES: Final = 64 * 1024
-"""A cut waits for traffic and falls within so many bytes of it: mostly into the midst of a frame,
-never between two requests, where it would harm nobody."""
+CUT_WITHIN_S: Final = 0.05
+"""A cut waits a moment for traffic and falls within so many bytes of it: mostly into the midst of
+a frame, and not between two requests, where it would harm nobody. It does not wait for longer,
+nor than a quarter of the time to the next one: or it would hit whoever comes back first, always."""
 
 
 class Change(NamedTuple):
@@ -101,6 +103,7 @@ class Storm:
         self._weather = weather
         self._chance = random.Random(f"storm {weather.seed}")
         self._task: asyncio.Task[None] | None = None
+        self._waiting: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Begin; the time of the weather starts here."""
@@ -117,13 +120,26 @@ class Storm:
 
     def _perform(self, change: Change) -> None:
         if change.what == "cut":
-            direction: Direction = self._chance.choice(("up", "down"))
-            proxy = self._chance.choice(self._proxies)
-            proxy.cut_after(self._chance.randrange(CUT_WITHIN_BYTES), direction)
+            self._cut()
             return
         self.black_holes += change.what == "hold"
         for proxy in self._proxies:
             proxy.hold() if change.what == "hold" else proxy.release()
+
+    def _cut(self) -> None:
+        assert self._weather.cut_every_s is not None
+        direction: Direction = self._chance.choice(("up", "down"))
+        proxy = self._chance.choice(self._proxies)
+        proxy.cut_after(self._chance.randrange(CUT_WITHIN_BYTES), direction)
+        within_s = min(CUT_WITHIN_S, self._weather.cut_every_s / 4)
+        cuts = proxy.counters.cuts
+
+        def at_last() -> None:
+            if proxy.counters.cuts == cuts:
+                proxy.set(direction)  # forget the one that waits
+                proxy.cut(one=True)
+
+        self._waiting = asyncio.get_running_loop().call_later(within_s, at_last)
 
     async def calm(self) -> None:
         """End it: everything that was held flows, and nothing goes wrong any more. Idempotent."""
@@ -132,6 +148,8 @@ class Storm:
             return
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+        if self._waiting is not None:
+            self._waiting.cancel()
         for proxy in self._proxies:
             proxy.set(**asdict(Faults()))
             proxy.release()

@@ -186,7 +186,7 @@ class Model:
         answers: list[PartEnded] = []
         for shard in shards:
             yield None
-            answers.append((yield from self.push_part(author, shard, amount)))  # type: ignore[func-returns-value]
+            answers.append((yield from self.push_part(author, shard, amount)))
         yield None
         self.end(author, op, answers, shards)
 
