@@ -1,14 +1,19 @@
 """A server's slice of one dense table: the values, the optimizer's state, and arithmetic on them.
 
 Keys are flat element indices; a shard holds [begin, end). When to apply what is the business
-of the consistency rules in `aiops.roles`; nothing here knows workers, clocks or frames.
+of the consistency rules in `aiops.roles`, and so is what the workers of a round gave
+(`aiops.contribution`); nothing here knows workers, clocks or frames.
+
 All arithmetic is elementwise and in blocks that stay in cache, so the bits of a result do
-not depend on how a table is cut over servers.
+not depend on how a table is cut over servers. Overflow is a fact about the training, to be
+seen in the values: callers wrap a whole request in `np.errstate(all="ignore")`, because
+entering that costs as much as a small update.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,30 +22,28 @@ from aiops.optim import Optimizer
 from aiops_protocol.key_range import flat_indices
 from aiops_protocol.payload import Buffer, Float32Array
 
-__all__ = ["Assignment", "Contribution", "Selection", "Shard", "memory_bytes"]
+__all__ = ["BLOCK_ELEMENTS", "Selection", "Shard", "select", "selected_elements"]
 
-BLOCK_ELEMENTS = 65_536
+BLOCK_ELEMENTS: Final = 65_536
 """256 KiB of float32: values, gradient and state of a block stay in a 2 MiB cache."""
 
+Selection: TypeAlias = "slice | NDArray[np.int64]"
+"""The elements that a request names, relative to the shard: one slice, or sorted indices
+without repeats."""
 
-class Selection:
-    """The elements that a request names, relative to the shard: one slice or many indices."""
+_NO_STATE: Final[Mapping[str, Float32Array]] = {}
 
-    __slots__ = ("indices", "size", "start", "stop")
 
-    def __init__(self, start: int, stop: int, indices: NDArray[np.int64] | None = None) -> None:
-        self.start = start
-        self.stop = stop
-        self.indices = indices
-        self.size = stop - start if indices is None else indices.size
+def select(begin: int, end: int, ranges: Buffer, offset: int) -> Selection:
+    """Select [begin, end), or the raw `ranges` if given, in a shard that starts at `offset`."""
+    if not ranges:
+        return slice(begin - offset, end - offset)
+    return flat_indices(np.frombuffer(ranges, "<u8").reshape(-1, 2), offset)
 
-    @classmethod
-    def of(cls, begin: int, end: int, ranges: Buffer, offset: int) -> Selection:
-        """Select [begin, end) or the raw `ranges`, in a shard that starts at `offset`."""
-        if not ranges:
-            return cls(begin - offset, end - offset)
-        pairs = np.frombuffer(ranges, "<u8").reshape(-1, 2)
-        return cls(begin - offset, end - offset, flat_indices(pairs, offset))
+
+def selected_elements(where: Selection) -> int:
+    """Return how many elements are selected."""
+    return int(where.stop - where.start) if isinstance(where, slice) else where.size
 
 
 class Shard:
@@ -56,84 +59,118 @@ class Shard:
         Initial values, shape (end - begin,); the shard takes the array.
     """
 
-    __slots__ = ("_scratch", "_steps", "_work", "begin", "end", "optimizer", "state", "values")
+    __slots__ = (
+        "_scratch",
+        "_steps",
+        "_undoable",
+        "_work",
+        "begin",
+        "end",
+        "optimizer",
+        "size",
+        "state",
+        "values",
+    )
 
     def __init__(self, begin: int, end: int, optimizer: Optimizer, values: Float32Array) -> None:
         size = end - begin
         assert values.shape == (size,)
         self.begin = begin
         self.end = end
+        self.size = size
         self.optimizer = optimizer
         self.values = values
         self.state = {slot: np.zeros(size, np.float32) for slot in optimizer.slots}
         block = min(size, BLOCK_ELEMENTS)
         self._scratch = np.empty(block, np.float32)
         self._work = np.empty(block, np.float32)
-        self._steps = np.zeros(-(-size // BLOCK_ELEMENTS), np.int64)
+        self._steps = [0] * -(-size // BLOCK_ELEMENTS)
+        # Ours are plain numpy on arrays that fit; only a stranger's code can fail half-way.
+        self._undoable = not type(optimizer).__module__.startswith("aiops.optim.")
 
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return self.end - self.begin
+    def read(self, where: Selection) -> Float32Array:
+        """Return the selected values: a view for a slice, a copy for many indices."""
+        return self.values[where]
 
-    def read(self, selection: Selection) -> Float32Array:
-        """Return the selected values: a view for one range, a copy for many."""
-        if selection.indices is None:
-            return self.values[selection.start : selection.stop]
-        return self.values[selection.indices]
-
-    def write(self, selection: Selection, values: Float32Array) -> None:
+    def write(self, where: Selection, values: Float32Array) -> None:
         """Set the selected values; the optimizer's state stays."""
-        if selection.indices is None:
-            self.values[selection.start : selection.stop] = values
-        else:
-            self.values[selection.indices] = values
+        self.values[where] = values
 
-    def apply(self, selection: Selection, gradient: Float32Array) -> None:
+    def apply(self, where: Selection, gradient: Float32Array) -> None:
         """Let the optimizer step the selected elements once. A writeable gradient is used up.
 
         The step number of an optimizer that needs one counts, per block of 65,536 elements,
         how often the block was stepped, because pieces of a large push arrive one by one.
+        If the optimizer raises, nothing has changed.
         """
-        if selection.indices is not None:
-            self._apply_scattered(selection.indices, gradient)
+        kept = self._keep(where) if self._undoable else None
+        try:
+            if isinstance(where, slice):
+                self._apply_range(where.start, where.stop, gradient)
+            else:
+                self._apply_scattered(where, gradient)
+        except Exception:
+            if kept is not None:
+                self._restore(where, kept)
+            raise
+
+    def _apply_range(self, start: int, end: int, gradient: Float32Array) -> None:
+        if not gradient.flags.writeable:
+            gradient = self._writeable(gradient)
+        if end - start == self.size <= BLOCK_ELEMENTS and end > start:
+            # A small table whole: the common case, without slicing.
+            self._steps[0] += 1
+            self.optimizer.update(self.values, gradient, self.state, self._steps[0], self._scratch)
             return
-        start = selection.start
-        while start < selection.stop:
-            block = start // BLOCK_ELEMENTS
-            stop = min((block + 1) * BLOCK_ELEMENTS, selection.stop)
-            piece = gradient[start - selection.start : stop - selection.start]
-            if not piece.flags.writeable:
-                np.copyto(self._work[: piece.size], piece)
-                piece = self._work[: piece.size]
+        at = start
+        while at < end:
+            block = at // BLOCK_ELEMENTS
+            stop = min((block + 1) * BLOCK_ELEMENTS, end)
             self._steps[block] += 1
-            self._update(start, stop, piece, int(self._steps[block]))
-            start = stop
+            self._update(at, stop, gradient[at - start : stop - start], self._steps[block])
+            at = stop
+
+    def _writeable(self, gradient: Float32Array) -> Float32Array:
+        if gradient.size > self._work.size:
+            return gradient.copy()
+        work = self._work[: gradient.size]
+        np.copyto(work, gradient)
+        return work
 
     def _apply_scattered(self, indices: NDArray[np.int64], gradient: Float32Array) -> None:
-        blocks = np.unique(indices // BLOCK_ELEMENTS)
-        self._steps[blocks] += 1
-        for block in blocks.tolist():
-            low, high = np.searchsorted(
-                indices, (block * BLOCK_ELEMENTS, (block + 1) * BLOCK_ELEMENTS)
-            )
+        first, last = int(indices[0]) // BLOCK_ELEMENTS, int(indices[-1]) // BLOCK_ELEMENTS
+        bounds = np.arange(first, last + 2) * BLOCK_ELEMENTS
+        marks = np.searchsorted(indices, bounds).tolist()
+        for block, low, high in zip(range(first, last + 1), marks, marks[1:], strict=False):
+            if low == high:
+                continue
             at = indices[low:high]
             values = self.values[at]
             state = {slot: array[at] for slot, array in self.state.items()}
-            work, scratch = self._work[: at.size], self._scratch[: at.size]
+            work = self._work[: at.size]
             np.copyto(work, gradient[low:high])
-            with np.errstate(all="ignore"):
-                self.optimizer.update(values, work, state, int(self._steps[block]), scratch)
+            self._steps[block] += 1
+            self.optimizer.update(values, work, state, self._steps[block], self._scratch)
             self.values[at] = values
             for slot, array in self.state.items():
                 array[at] = state[slot]
 
     def _update(self, start: int, stop: int, gradient: Float32Array, step: int) -> None:
-        state = {slot: array[start:stop] for slot, array in self.state.items()}
-        scratch = self._scratch[: stop - start]
-        # Overflow is a fact about the training, seen in the values; not an error of the server.
-        with np.errstate(all="ignore"):
-            self.optimizer.update(self.values[start:stop], gradient, state, step, scratch)
+        state = (
+            {slot: array[start:stop] for slot, array in self.state.items()}
+            if self.state
+            else _NO_STATE
+        )
+        self.optimizer.update(self.values[start:stop], gradient, state, step, self._scratch)
+
+    def _keep(self, where: Selection) -> tuple[Any, ...]:
+        arrays = [array[where].copy() for array in (self.values, *self.state.values())]
+        return (*arrays, self._steps.copy())
+
+    def _restore(self, where: Selection, kept: tuple[Any, ...]) -> None:
+        *arrays, self._steps = kept
+        for array, old in zip((self.values, *self.state.values()), arrays, strict=True):
+            array[where] = old
 
     def step(self, contributions: Sequence[Float32Array], divisor: int | None, step: int) -> None:
         """Fold whole contributions in the order given, divide, and step every element once.
@@ -144,111 +181,9 @@ class Shard:
         for start in range(0, self.size, BLOCK_ELEMENTS):
             stop = min(start + BLOCK_ELEMENTS, self.size)
             total = self._work[: stop - start]
-            with np.errstate(all="ignore"):
-                np.copyto(total, contributions[0][start:stop])
-                for contribution in contributions[1:]:
-                    np.add(total, contribution[start:stop], out=total)
-                if divisor is not None:
-                    np.divide(total, np.float32(divisor), out=total)
+            np.copyto(total, contributions[0][start:stop])
+            for contribution in contributions[1:]:
+                np.add(total, contribution[start:stop], out=total)
+            if divisor is not None:
+                np.divide(total, np.float32(divisor), out=total)
             self._update(start, stop, total, step)
-
-
-class Contribution:
-    """What one worker pushed to a shard in one round: the sum in call order.
-
-    The memory is allocated at the first push and kept for the next rounds. What is pushed
-    first to a place is copied there, so nothing has to be zeroed beforehand.
-    """
-
-    __slots__ = ("_covered", "_size", "_sum")
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._sum: Float32Array | None = None
-        self._covered: list[tuple[int, int]] = []  # disjoint, sorted
-
-    def add(self, selection: Selection, values: Float32Array) -> None:
-        """Add the values of one push."""
-        if self._sum is None:
-            self._sum = np.empty(self._size, np.float32)
-        if selection.indices is not None:
-            self.whole()[selection.indices] += values
-            return
-        start, stop = selection.start, selection.stop
-        at = start
-        for low, high in self._covered:
-            if high <= at or low >= stop:
-                continue
-            if at < low:
-                self._sum[at:low] = values[at - start : low - start]
-                at = low
-            upper = min(high, stop)
-            self._sum[at:upper] += values[at - start : upper - start]
-            at = upper
-        if at < stop:
-            self._sum[at:stop] = values[at - start :]
-        self._cover(start, stop)
-
-    def _cover(self, start: int, stop: int) -> None:
-        merged = []
-        for low, high in self._covered:
-            if high < start or low > stop:
-                merged.append((low, high))
-            else:
-                start, stop = min(start, low), max(stop, high)
-        merged.append((start, stop))
-        merged.sort()
-        self._covered = merged
-
-    def whole(self) -> Float32Array:
-        """Return the sum over the whole shard; where nothing was pushed it is zero."""
-        if self._sum is None:
-            self._sum = np.empty(self._size, np.float32)
-        at = 0
-        for low, high in self._covered:
-            self._sum[at:low] = 0.0
-            at = high
-        self._sum[at:] = 0.0
-        self._covered = [(0, self._size)]
-        return self._sum
-
-    def reset(self) -> None:
-        """Start the next round; the memory is kept."""
-        self._covered = []
-
-
-class Assignment:
-    """What one worker assigned in one round; takes effect when the round closes."""
-
-    __slots__ = ("_mask", "_values")
-
-    def __init__(self, size: int) -> None:
-        self._values = np.empty(size, np.float32)
-        self._mask = np.zeros(size, np.bool_)
-
-    def set(self, selection: Selection, values: Float32Array) -> None:
-        """Note new values; the last of one worker wins."""
-        at = slice(selection.start, selection.stop)
-        target = at if selection.indices is None else selection.indices
-        self._values[target] = values
-        self._mask[target] = True
-
-    def write_to(self, shard: Shard) -> None:
-        """Carry the assignment out."""
-        np.copyto(shard.values, self._values, where=self._mask)
-
-
-def memory_bytes(
-    elements: int, optimizer: Optimizer, workers: int, *, rounds: bool
-) -> tuple[int, Mapping[str, int]]:
-    """Return what a shard needs at most, in all and by part.
-
-    With rounds (BSP) every worker's contribution has a place of its own, reserved when the
-    table is created, so that a late lowest rank always finds room.
-    """
-    parts = {
-        "values": 4 * elements,
-        "optimizer state": 4 * elements * len(optimizer.slots),
-        "contributions": 4 * elements * workers if rounds else 0,
-    }
-    return sum(parts.values()), parts

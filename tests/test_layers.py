@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CORES = (
     "protocol/aiops_protocol",
     "aiops/roles",
+    "aiops/contribution.py",
     "aiops/shard.py",
     "aiops/optim",
     "aiops/init.py",

@@ -7,7 +7,7 @@ the same `Shard`.
     BspRule    pushes of a round take effect together when all who take part have sealed it
 
 A rule answers a mutation with an `ErrorCode`, or with `PARK`: not yet, keep it and try again
-when the version has risen.
+when the version has risen. Exactly-once, parking and answers are `served_table.py`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from typing import Final
 
 import numpy as np
 
-from aiops.roles.rounds import Rounds
-from aiops.shard import Assignment, Contribution, Selection, Shard
+from aiops.contribution import ASSIGNMENT_BYTES, CONTRIBUTION_BYTES, Assignment, Contribution
+from aiops.roles.memory import Budget
+from aiops.roles.rounds import Mark, Rounds
+from aiops.shard import Selection, Shard
 from aiops_protocol.errors import ErrorCode
 from aiops_protocol.payload import Float32Array
 
@@ -35,11 +37,16 @@ class Park(Enum):
 PARK: Final = Park.PARK
 """The mutation belongs to a round that is not open yet."""
 
+OK: Final = ErrorCode.OK
+
 Outcome = ErrorCode | Park
 
 
 class Rule(ABC):
-    """What a shard does with mutations and reads under one consistency rule."""
+    """What a shard does with mutations and reads under one consistency rule.
+
+    The methods about workers that come and go do nothing where nobody waits for anybody.
+    """
 
     def __init__(self, shard: Shard) -> None:
         self.shard = shard
@@ -50,11 +57,11 @@ class Rule(ABC):
         """Version of the values that a pull gets now."""
 
     @abstractmethod
-    def push(self, rank: int, clock: int, selection: Selection, gradient: Float32Array) -> Outcome:
+    def push(self, rank: int, clock: int, where: Selection, gradient: Float32Array) -> Outcome:
         """Take a gradient of the worker's round `clock`."""
 
     @abstractmethod
-    def assign(self, rank: int, clock: int, selection: Selection, values: Float32Array) -> Outcome:
+    def assign(self, rank: int, clock: int, where: Selection, values: Float32Array) -> Outcome:
         """Take new values for the selected elements."""
 
     @abstractmethod
@@ -65,50 +72,62 @@ class Rule(ABC):
     def readable(self, version: int) -> bool:
         """Whether a pull that wants at least `version` can be answered now."""
 
-    @abstractmethod
     def missing(self) -> list[int]:
         """Ranks that whoever waits is waiting for."""
+        return []
+
+    @property
+    def closable(self) -> bool:
+        """Whether `advance` would close a round now."""
+        return False
 
     def advance(self) -> list[int] | None:
         """Close one round if it can close; return its contributors, or `None`."""
         return None
 
+    def hold(self, rank: int) -> tuple[int, bool]:
+        """Prepare for a worker to enter; return the version, and whether nobody takes part."""
+        return 0, False
+
+    def admit(self, rank: int, from_version: int) -> None:  # noqa: B027
+        """Let a worker take part from this round on."""
+
+    def lose(self, rank: int) -> Mark | None:
+        """Note that a worker is gone; return what it has sealed, if it took part."""
+        return None
+
+    def settle(self, rank: int, verdict: Mark) -> None:  # noqa: B027
+        """Apply what all shards together know of a worker that is gone."""
+
+    def validate(self) -> None:  # noqa: B027
+        """Check what must always hold."""
+
 
 class AspRule(Rule):
     """Asynchronous: every mutation takes effect at once, in the order of arrival."""
 
-    def __init__(self, shard: Shard) -> None:
-        super().__init__(shard)
-        self._version = 0
+    version = 0
+    """Mutations applied."""
 
-    @property
-    def version(self) -> int:
-        """Mutations applied."""
-        return self._version
-
-    def push(self, rank: int, clock: int, selection: Selection, gradient: Float32Array) -> Outcome:
+    def push(self, rank: int, clock: int, where: Selection, gradient: Float32Array) -> Outcome:
         """Apply at once."""
-        self.shard.apply(selection, gradient)
-        self._version += 1
-        return ErrorCode.OK
+        self.shard.apply(where, gradient)
+        self.version += 1
+        return OK
 
-    def assign(self, rank: int, clock: int, selection: Selection, values: Float32Array) -> Outcome:
+    def assign(self, rank: int, clock: int, where: Selection, values: Float32Array) -> Outcome:
         """Set at once."""
-        self.shard.write(selection, values)
-        self._version += 1
-        return ErrorCode.OK
+        self.shard.write(where, values)
+        self.version += 1
+        return OK
 
     def seal(self, rank: int, clock: int, contributed: bool, final: bool) -> Outcome:
         """Nothing waits for seals here."""
-        return ErrorCode.OK
+        return OK
 
     def readable(self, version: int) -> bool:
         """Let a subscriber wait for the next mutation; everybody else asks for version 0."""
-        return version <= self._version
-
-    def missing(self) -> list[int]:
-        """Nobody is waited for by rule."""
-        return []
+        return version <= self.version
 
 
 class BspRule(Rule):
@@ -119,13 +138,17 @@ class BspRule(Rule):
     mean
         Divide the sum by the number of workers that pushed.
     workers
-        Ranks that take part from round 0 on.
+        Ranks that take part from round 0 on; the places of their contributions are paid for.
+    budget
+        Pays for the places of those who come later, and for assignments.
     """
 
-    def __init__(self, shard: Shard, mean: bool, workers: list[int]) -> None:
+    def __init__(self, shard: Shard, mean: bool, workers: list[int], budget: Budget) -> None:
         super().__init__(shard)
         self.rounds = Rounds(workers)
+        self.places = len(workers)
         self._mean = mean
+        self._budget = budget
         self._contributions: dict[int, Contribution] = {}
         self._assignments: dict[int, Assignment] = {}
 
@@ -135,44 +158,72 @@ class BspRule(Rule):
         return self.rounds.version
 
     def _gate(self, rank: int, clock: int) -> Outcome:
-        if not self.rounds.takes_part(rank):
-            return ErrorCode.NOT_A_MEMBER
-        if clock > self.rounds.version:
+        rounds = self.rounds
+        if rounds.entering(rank):  # its first push has overtaken the scheduler's word
             return PARK
-        if clock < self.rounds.sealed(rank):
-            return ErrorCode.ALREADY_SEALED
-        return ErrorCode.OK
+        if not rounds.takes_part(rank):
+            return ErrorCode.NOT_A_MEMBER
+        if clock > rounds.version:
+            return PARK
+        return OK if clock >= rounds.sealed(rank) else ErrorCode.ALREADY_SEALED
 
-    def push(self, rank: int, clock: int, selection: Selection, gradient: Float32Array) -> Outcome:
+    def push(self, rank: int, clock: int, where: Selection, gradient: Float32Array) -> Outcome:
         """Add to the worker's contribution to the open round."""
         outcome = self._gate(rank, clock)
-        if outcome is ErrorCode.OK:
-            contribution = self._contributions.get(rank)
-            if contribution is None:
-                contribution = self._contributions[rank] = Contribution(self.shard.size)
-            contribution.add(selection, gradient)
-        return outcome
+        if outcome is not OK:
+            return outcome
+        contribution = self._contributions.get(rank)
+        if contribution is None:
+            if not self._find_place():
+                return ErrorCode.OUT_OF_MEMORY
+            contribution = self._contributions[rank] = Contribution(self.shard.size)
+        contribution.add(where, gradient)
+        return OK
 
-    def assign(self, rank: int, clock: int, selection: Selection, values: Float32Array) -> Outcome:
+    def _find_place(self) -> bool:
+        """Whether there is memory for one more contribution; places of the gone are taken over."""
+        if len(self._contributions) < self.places:
+            return True
+        if not self._budget.take(CONTRIBUTION_BYTES * self.shard.size):
+            return False
+        self.places += 1
+        return True
+
+    def assign(self, rank: int, clock: int, where: Selection, values: Float32Array) -> Outcome:
         """Note for the close of the open round."""
         outcome = self._gate(rank, clock)
-        if outcome is ErrorCode.OK:
-            assignment = self._assignments.get(rank)
-            if assignment is None:
-                assignment = self._assignments[rank] = Assignment(self.shard.size)
-            assignment.set(selection, values)
-        return outcome
+        if outcome is not OK:
+            return outcome
+        assignment = self._assignments.get(rank)
+        if assignment is None:
+            if not self._budget.take(ASSIGNMENT_BYTES * self.shard.size):
+                return ErrorCode.OUT_OF_MEMORY
+            assignment = self._assignments[rank] = Assignment(self.shard.size)
+        assignment.set(where, values)
+        return OK
 
     def seal(self, rank: int, clock: int, contributed: bool, final: bool) -> Outcome:
-        """Seal the open round, or leave after the last sealed one."""
-        if not self.rounds.takes_part(rank):
-            # A worker that is not in the rounds (an observer, one that left) has nothing to seal.
-            return ErrorCode.OK
-        if clock > self.rounds.version and self.rounds.sealed(rank) < clock:
+        """Seal the worker's next round, or leave after the last sealed one.
+
+        A worker may seal rounds that are not open yet, if nothing of it is parked before.
+        """
+        rounds = self.rounds
+        if rounds.entering(rank):
             return PARK
-        if final or clock == self.rounds.sealed(rank):
-            self.rounds.seal(rank, contributed, final)
-        return ErrorCode.OK
+        if not rounds.takes_part(rank):
+            # A worker that is not in the rounds (an observer, one that left) has nothing to seal.
+            return OK
+        sealed = rounds.sealed(rank)
+        if clock > sealed:
+            return PARK
+        if final:
+            rounds.seal(rank, contributed, final=True)
+            self._drop_departed()
+            return OK
+        if clock < sealed:
+            return ErrorCode.ALREADY_SEALED
+        rounds.seal(rank, contributed, final=False)
+        return OK
 
     def readable(self, version: int) -> bool:
         """Let a pull wait for the version that it names."""
@@ -182,6 +233,11 @@ class BspRule(Rule):
         """Ranks whose seal the open round lacks."""
         return self.rounds.missing
 
+    @property
+    def closable(self) -> bool:
+        """Whether every seal of the open round is in."""
+        return self.rounds.closable
+
     def advance(self) -> list[int] | None:
         """Close the open round if every seal is in: assignments, then one optimizer step."""
         if not self.rounds.closable:
@@ -189,13 +245,14 @@ class BspRule(Rule):
         pushed = self.rounds.close()
         for rank in sorted(self._assignments):
             self._assignments[rank].write_to(self.shard)
-        self._assignments.clear()
+            self._drop_assignment(rank)
         if pushed and self.shard.size:
             wholes = [self._whole(rank) for rank in pushed]
             divisor = len(pushed) if self._mean else None
             self.shard.step(wholes, divisor, self.rounds.version)
         for contribution in self._contributions.values():
             contribution.reset()
+        self._drop_departed()
         return pushed
 
     def _whole(self, rank: int) -> Float32Array:
@@ -205,10 +262,39 @@ class BspRule(Rule):
             np.zeros(self.shard.size, np.float32) if contribution is None else contribution.whole()
         )
 
-    def settle(self, rank: int, sealed: int, contributed: bool) -> None:
-        """Settle a lost worker; what it had not sealed anywhere is discarded."""
-        open_before = self.rounds.sealed(rank) <= self.version
-        self.rounds.settle(rank, sealed, contributed)
-        if open_before and sealed <= self.version:
-            self._contributions.pop(rank, None)
-            self._assignments.pop(rank, None)
+    def _drop_departed(self) -> None:
+        """Free what belongs to nobody who takes part; its places serve those who come later."""
+        takes_part = self.rounds.takes_part
+        for rank in [rank for rank in self._contributions if not takes_part(rank)]:
+            del self._contributions[rank]
+        for rank in [rank for rank in self._assignments if not takes_part(rank)]:
+            self._drop_assignment(rank)
+
+    def _drop_assignment(self, rank: int) -> None:
+        del self._assignments[rank]
+        self._budget.give(ASSIGNMENT_BYTES * self.shard.size)
+
+    # --- workers that come and go ---
+
+    def hold(self, rank: int) -> tuple[int, bool]:
+        """Let at most the open round close until the worker is admitted."""
+        return self.rounds.hold(rank)
+
+    def admit(self, rank: int, from_version: int) -> None:
+        """Let the worker take part from this round on."""
+        self.rounds.admit(rank, from_version)
+
+    def lose(self, rank: int) -> Mark | None:
+        """Let no round close until the verdict about the worker is known."""
+        return self.rounds.lose(rank)
+
+    def settle(self, rank: int, verdict: Mark) -> None:
+        """Count what the worker had sealed anywhere; discard what it had not."""
+        self.rounds.settle(rank, verdict)
+        self._drop_departed()
+
+    def validate(self) -> None:
+        """Check what must always hold."""
+        self.rounds.validate()
+        assert len(self._contributions) <= self.places
+        assert all(map(self.rounds.takes_part, (*self._contributions, *self._assignments)))

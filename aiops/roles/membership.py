@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from enum import Enum
+from itertools import count
 from typing import Final
 
 import msgspec
@@ -17,8 +18,9 @@ from aiops_protocol.limits import SERVERS_MAX, WORKERS_MAX
 
 __all__ = ["Membership", "Node", "NodeState"]
 
-_NUMBERED: Final = re.compile(r"^(?:worker|server)-(\d{1,4})$")
+_NUMBERED: Final = re.compile(r"^(worker|server)-(0|[1-9]\d{0,3})$")
 ROLES: Final = ("server", "worker")
+RANKS_MAX: Final = {"server": SERVERS_MAX, "worker": WORKERS_MAX}
 
 
 class NodeState(Enum):
@@ -47,6 +49,8 @@ class Node(msgspec.Struct):
     reason: str = ""
     clock: int = 0
     report: NodeReport | None = None
+    settled: bool = True
+    """Not so between a worker's loss and the moment when all servers know what it means."""
 
     @property
     def connected(self) -> bool:
@@ -70,6 +74,7 @@ class Membership:
         self.expected = {"server": servers, "worker": workers}
         self.epoch = 0
         self.ready = False
+        self.was_ready = False  # also when more workers are expected since
         self._nodes: dict[str, dict[int, Node]] = {role: {} for role in ROLES}
         self._by_peer: dict[int, Node] = {}
 
@@ -106,21 +111,23 @@ class Membership:
 
     def has_room(self, role: str) -> bool:
         """Whether one more node of a new name can be taken in."""
-        if role == "server":
-            return len(self.connected("server")) < min(self.expected["server"], SERVERS_MAX)
-        return self._free_rank("worker", "") < WORKERS_MAX
+        if role == "server" and len(self.connected("server")) >= self.expected["server"]:
+            return False
+        return self._free_rank(role, "") < RANKS_MAX[role]
 
     def take_in(self, peer: int, join: Join) -> Node:
         """Give the joining node its rank and the next incarnation of it."""
         node = self.find(join.role, join.name) if join.name else None
         if node is None:
             rank = self._free_rank(join.role, join.name)
-            name = join.name or f"{join.role}-{rank}"
+            # Not `worker-0`: somebody may join under that name later, and gets it.
+            name = join.name or f"{join.role}-auto-{rank}"
             former = self._nodes[join.role].get(rank)
             node = Node(join.role, rank, name, automatic=not join.name)
             if former is not None:
                 node.incarnation = former.incarnation
             self._nodes[join.role][rank] = node
+        assert node.settled
         if node.state is NodeState.LEFT:
             node.clock = 0  # its script had come to its end; only after a loss is there more to do
         node.incarnation += 1
@@ -130,21 +137,18 @@ class Membership:
         self._by_peer[peer] = node
         self.epoch += 1
         self.ready = self.ready or self._complete()
+        self.was_ready = self.was_ready or self.ready
         return node
 
     def _free_rank(self, role: str, name: str) -> int:
+        """Return the rank that a numbered name asks for, if free, else the lowest free one."""
         taken = {rank for rank, node in self._nodes[role].items() if not _reusable(node)}
-        wanted = _NUMBERED.match(name)
-        if wanted is not None and int(wanted[1]) not in taken:
-            return int(wanted[1])
-        # Ranks that the expected numbered names will ask for are left to them.
-        names = {node.name for node in self._nodes[role].values()}
-        rank = 0
-        while rank in taken or (
-            not name and f"{role}-{rank}" in names and rank not in self._nodes[role]
-        ):
-            rank += 1
-        return rank
+        numbered = _NUMBERED.match(name)
+        if numbered is not None and numbered[1] == role:
+            wanted = int(numbered[2])
+            if wanted not in taken and wanted < RANKS_MAX[role]:
+                return wanted
+        return next(rank for rank in count() if rank not in taken)
 
     def _complete(self) -> bool:
         return all(len(self.connected(role)) >= self.expected[role] for role in ROLES)
@@ -187,4 +191,4 @@ class Membership:
 
 def _reusable(node: Node) -> bool:
     # An automatic name promises nobody that its rank is kept.
-    return node.automatic and node.state is NodeState.LEFT
+    return node.automatic and not node.connected and node.settled

@@ -2,13 +2,34 @@
 
 Round r turns version r into version r + 1. It closes when every worker that takes part in it
 has sealed it. A worker enters at a round that all shards agree on (`hold`, `admit`), leaves
-at once by its last seal (`FINAL`), and a lost worker's share is settled by the verdict that
-the scheduler forms from all shards.
+after its last seal (`final`), and a lost worker's share is settled by the verdict that the
+scheduler forms from all shards (`lose`, `settle`). Given the same seals and orders, in whatever
+order they come, every shard closes the same rounds with the same contributors.
 """
 
 from __future__ import annotations
 
-__all__ = ["Rounds"]
+from typing import Final, NamedTuple
+
+__all__ = ["NOTHING_SEALED", "Mark", "Rounds"]
+
+HISTORY_BITS: Final = 63
+"""Seals of a worker that one shard may have and another may lack: a session has at most 64
+unanswered mutations, and a worker keeps far fewer seals among them."""
+
+
+class Mark(NamedTuple):
+    """How far a worker has sealed: rounds below `sealed`.
+
+    Bit i of `pushed` tells whether it had pushed to the table in round `sealed - 1 - i`. Shards
+    may differ by several seals, so a verdict has to tell about each of them.
+    """
+
+    sealed: int
+    pushed: int
+
+
+NOTHING_SEALED: Final = Mark(0, 0)
 
 
 class Rounds:
@@ -22,26 +43,30 @@ class Rounds:
 
     def __init__(self, workers: list[int]) -> None:
         self.version = 0
-        self._sealed = dict.fromkeys(workers, 0)  # rank: rounds below this are sealed
+        self._marks = dict.fromkeys(workers, NOTHING_SEALED)
         self._last: dict[int, int] = {}  # rank: takes part only in rounds below this
-        self._contributed: dict[int, bool] = {}  # rank: whether its last seal was of a push
         self._pushed: dict[int, dict[int, None]] = {}  # round: ranks in the divisor
-        self._holds: dict[int, int] = {}  # joining rank: rounds from this one on must wait
+        self._holds: dict[int, int] = {}  # entering rank: rounds from this one on must wait
         self._lost: dict[int, None] = {}  # lost ranks whose verdict is not known yet
+        self._gone: dict[int, None] = {}  # ranks whose mark nobody will ask for
         self._waiting = set(workers)
 
     def sealed(self, rank: int) -> int:
         """Return how many rounds the worker has sealed: all below this number."""
-        return self._sealed.get(rank, 0)
+        return self._marks.get(rank, NOTHING_SEALED).sealed
+
+    def entering(self, rank: int) -> bool:
+        """Whether the worker's first round is being agreed on."""
+        return rank in self._holds
 
     def takes_part(self, rank: int) -> bool:
-        """Whether the worker may contribute to the open round."""
-        return rank in self._sealed and self.version < self._last.get(rank, self.version + 1)
+        """Whether the worker may contribute to the open round, or to a later one."""
+        return rank in self._marks and self.version < self._last.get(rank, self.version + 1)
 
     @property
     def members(self) -> list[int]:
-        """Ranks that take part in the open round."""
-        return [rank for rank in sorted(self._sealed) if self.takes_part(rank)]
+        """Ranks that take part in the open round or enter after it."""
+        return [rank for rank in sorted(self._marks) if self.takes_part(rank)]
 
     @property
     def missing(self) -> list[int]:
@@ -53,20 +78,20 @@ class Rounds:
 
         `final`: the worker seals nothing more; it is not part of the round after its last.
         """
-        sealed = self._sealed[rank]
+        sealed, pushed = self._marks[rank]
         if final:
             self._leave(rank, sealed)
             return
-        self._contributed[rank] = contributed
         if contributed:
             self._pushed.setdefault(sealed, {})[rank] = None
-        self._sealed[rank] = sealed + 1
+        pushed = (pushed << 1 | contributed) & ((1 << HISTORY_BITS) - 1)
+        self._marks[rank] = Mark(sealed + 1, pushed)
         if sealed == self.version:
             self._waiting.discard(rank)
 
     def _leave(self, rank: int, after: int) -> None:
+        # The mark stays: should the worker be lost now, other shards may still lack its seals.
         self._last[rank] = after
-        self._lost.pop(rank, None)
         if after <= self.version:
             self._waiting.discard(rank)
 
@@ -74,7 +99,7 @@ class Rounds:
     def closable(self) -> bool:
         """Whether the open round can close now.
 
-        Somebody must have taken part in it: when the last worker has left, the version stays.
+        Somebody must have sealed it: when the last worker has left, the version stays.
         """
         return (
             not self._waiting
@@ -82,7 +107,7 @@ class Rounds:
             and all(self.version < at for at in self._holds.values())
             and any(
                 self.version < sealed and self.version < self._last.get(rank, sealed)
-                for rank, sealed in self._sealed.items()
+                for rank, (sealed, _) in self._marks.items()
             )
         )
 
@@ -91,66 +116,95 @@ class Rounds:
         assert self.closable
         pushed = sorted(self._pushed.pop(self.version, {}))
         self.version += 1
-        for rank, last in list(self._last.items()):
-            if last <= self.version and self._sealed[rank] <= self.version:
-                del self._last[rank], self._sealed[rank]
-                self._contributed.pop(rank, None)
+        self._forget_gone()
         self._waiting = {
             rank
-            for rank, sealed in self._sealed.items()
+            for rank, (sealed, _) in self._marks.items()
             if sealed <= self.version and self.takes_part(rank)
         }
         return pushed
 
-    @property
-    def idle(self) -> bool:
-        """Whether nobody takes part in the open round."""
-        return not self.members
+    # --- coming ---
 
-    def hold(self, rank: int) -> int:
-        """Let at most the open round close until `admit`; return the current version."""
-        self._holds.setdefault(rank, self.version + 1)
-        return self.version
+    def hold(self, rank: int) -> tuple[int, bool]:
+        """Let at most the open round close until `admit`.
+
+        Returns
+        -------
+        version, idle
+            If nobody takes part in the open round (idle), that one waits as well: the worker may
+            well be told to begin with it.
+        """
+        idle = not self.members
+        self._holds.setdefault(rank, self.version if idle else self.version + 1)
+        return self.version, idle
 
     def admit(self, rank: int, from_version: int) -> None:
-        """Let the worker take part from this round on."""
+        """Let the worker take part from this round on, as if it had sealed all before it."""
+        assert from_version >= self.version
+        assert rank not in self._lost
         self._holds.pop(rank, None)
         self._last.pop(rank, None)
-        self._sealed[rank] = from_version
+        self._gone.pop(rank, None)
+        for number, ranks in self._pushed.items():
+            if number >= from_version:
+                ranks.pop(rank, None)
+        self._marks[rank] = Mark(from_version, 0)
         if from_version == self.version:
             self._waiting.add(rank)
+        else:
+            self._waiting.discard(rank)
 
-    def release(self, rank: int) -> None:
-        """Drop the hold of a worker that does not come after all."""
-        self._holds.pop(rank, None)
+    # --- going ---
 
-    def lose(self, rank: int) -> tuple[int, bool]:
-        """Note that the worker is gone, verdict to come.
+    def lose(self, rank: int) -> Mark | None:
+        """Note that the worker is gone, verdict to come; return what it has sealed here.
 
-        Returns the rounds it has sealed here and whether it had pushed in the last of them.
+        No round closes meanwhile. `None`: it never took part.
         """
         self._holds.pop(rank, None)
-        if rank in self._sealed:
+        mark = self._marks.get(rank)
+        if mark is not None:
             self._lost[rank] = None
-        return self.sealed(rank), self._contributed.get(rank, False)
+        return mark
 
-    def settle(self, rank: int, sealed: int, contributed: bool) -> None:
-        """Apply the verdict: rounds below `sealed` count with the lost worker, later ones do not.
+    def settle(self, rank: int, verdict: Mark) -> None:
+        """Apply the verdict: what the worker had sealed at any shard counts at every shard.
 
-        Where this shard lacks a seal that another shard has, the contribution is whole here
-        too, because a seal follows the acks of all shards.
+        A seal follows the acknowledgements of all shards, so where it is lacking, the
+        contribution is whole all the same. `NOTHING_SEALED` without a loss before: the worker
+        left in order, or never opened the table; it takes no part after what it has sealed.
         """
         self._lost.pop(rank, None)
-        if rank not in self._sealed:
+        self._holds.pop(rank, None)
+        mark = self._marks.get(rank)
+        if mark is None:
             return
-        if self._sealed[rank] < sealed:
+        for number in range(mark.sealed, verdict.sealed):
+            contributed = bool(verdict.pushed >> (verdict.sealed - 1 - number) & 1)
             self.seal(rank, contributed, final=False)
-        self._leave(rank, self._sealed[rank])
+        if rank not in self._last:
+            self._leave(rank, self._marks[rank].sealed)
+        self._gone[rank] = None
+        self._forget_gone()
+
+    def _forget_gone(self) -> None:
+        """Keep nothing of those who are gone, once their last round is closed."""
+        for rank in list(self._gone):
+            if not self.takes_part(rank) and self._marks[rank].sealed <= self.version:
+                del self._gone[rank], self._marks[rank]
+                self._last.pop(rank, None)
 
     def validate(self) -> None:
         """Check what must always hold."""
-        for rank, sealed in self._sealed.items():
+        for rank, (sealed, pushed) in self._marks.items():
             if self.takes_part(rank):
                 assert (rank in self._waiting) == (sealed <= self.version)
+                assert sealed >= self.version
+            assert pushed.bit_length() <= HISTORY_BITS
         assert all(number >= self.version for number in self._pushed)
-        assert self._waiting <= set(self._sealed)
+        assert self._waiting <= set(self._marks)
+        assert set(self._last) <= set(self._marks)
+        assert set(self._gone) <= set(self._marks)
+        assert set(self._lost) <= set(self._marks)
+        assert all(at >= self.version for at in self._holds.values())

@@ -1,30 +1,31 @@
 """The scheduler as a state machine: messages and losses in, messages out.
 
 What lives here: who may join, what a loss means for the job, and the orderly end. Tables,
-barriers and the common stop have files of their own; they are moved from here.
+barriers, the common stop, joins that wait and losses that are not settled have files of their
+own; they are moved from here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final
+from math import inf
 
 import msgspec
 
 from aiops.roles.actions import Action, Drop, Ended, Note, Tell
 from aiops.roles.barrier import Barriers
-from aiops.roles.catalogue import Applicant, Catalogue
+from aiops.roles.catalogue import Catalogue
+from aiops.roles.claims import Claims
 from aiops.roles.detector import FailureDetector
+from aiops.roles.losses import Losses
 from aiops.roles.membership import Membership, Node, NodeState
 from aiops.roles.settings import SchedulerSettings
 from aiops.roles.status import status
 from aiops.roles.stopping import Stopping
+from aiops.roles.table_entry import Applicant
 from aiops_protocol.control import (
     AttachTable,
     BarrierEnter,
     ControlMessage,
-    DeathQuery,
-    DeathVerdict,
     FinishWorker,
     Join,
     Joined,
@@ -46,25 +47,6 @@ from aiops_protocol.errors import ErrorCode
 
 __all__ = ["SchedulerCore"]
 
-NAME_GRACE_S: Final = 2.0
-"""How long a join under the name of a live worker waits for news of that worker's death: a
-process that is restarted at once may come before the end of its former connection."""
-
-
-class _Claim(msgspec.Struct):
-    """A join that waits for the former holder of its name to be gone."""
-
-    peer: int
-    join: Join
-    deadline: float
-
-
-class _Loss(msgspec.Struct):
-    """A lost worker whose last contributions the servers are asked about."""
-
-    asked: dict[int, None]
-    sealed: dict[int, tuple[int, bool]]
-
 
 class SchedulerCore:
     """The scheduler of one job."""
@@ -80,9 +62,10 @@ class SchedulerCore:
         self.detector = FailureDetector(settings.heartbeat_s)
         self.started_at = now
         self._judge_at = now + settings.heartbeat_s
-        self._claims: list[_Claim] = []
-        self._losses: dict[int, _Loss] = {}
-        self._arrived = 0  # workers that have ever joined
+        self._claims = Claims()
+        self._losses = Losses()
+        self._workers_left = 0  # in order
+        self._workers_lost = 0
 
     # --- messages ---
 
@@ -106,13 +89,9 @@ class SchedulerCore:
     def _from_worker(self, node: Node, message: ControlMessage, now: float) -> list[Action]:
         match message:
             case AttachTable():
-                workers = {n.rank: n.incarnation for n in self.members.active_workers()}
-                takes_part = node.state is NodeState.ALIVE and not message.observer
-                applicant = Applicant(node.peer, node.rank, node.incarnation, takes_part)
-                return self.catalogue.attach(applicant, message, self._server_peers(), workers)
+                return self._attach(node, message)
             case TableInitialised(table=table):
-                applicant = Applicant(node.peer, node.rank, node.incarnation, True)
-                return self.catalogue.initialised(applicant, table, self._server_peers())
+                return self.catalogue.initialised(node.peer, table, self._server_peers())
             case BarrierEnter():
                 return self.barriers.enter(node.peer, node.rank, message, self._active_ranks(), now)
             case StopVote(clock=clock):
@@ -129,7 +108,8 @@ class SchedulerCore:
             case RoundHeld():
                 return self.catalogue.held(node.rank, message, self._server_peers())
             case LossReport(worker=worker, sealed=sealed):
-                return self._report_loss(node.rank, worker, sealed)
+                self._losses.report(node.rank, worker, sealed)
+                return self._settle_losses(now)
             case _:
                 return self._from_any(node, message, now)
 
@@ -144,6 +124,17 @@ class SchedulerCore:
             case _:
                 fields: dict[str, object] = {"message": type(message).__name__, "node": str(node)}
                 return [Note("unexpected_message", fields, "warning")]
+
+    def _attach(self, node: Node, message: AttachTable) -> list[Action]:
+        servers = self._server_peers()
+        if len(servers) < self.members.expected["server"]:
+            text = f"table {message.name}: {self._absent()}"
+            refused = Refused(code=ErrorCode.NOT_INITIALISED, text=text, call=message.call)
+            return [Tell(refused, node.peer)]
+        workers = {n.rank: n.incarnation for n in self.members.active_workers()}
+        takes_part = node.state is NodeState.ALIVE and not message.observer
+        applicant = Applicant(node.peer, node.rank, node.incarnation, takes_part)
+        return self.catalogue.attach(applicant, message, servers, workers)
 
     def _server_peers(self) -> dict[int, int]:
         return {node.rank: node.peer for node in self.members.connected("server")}
@@ -162,12 +153,14 @@ class SchedulerCore:
     # --- joining ---
 
     def _join(self, peer: int, join: Join, now: float) -> list[Action]:
+        if self.members.of_peer(peer) is not None or self._claims.has(peer):
+            return [Note("unexpected_message", {"message": "Join", "peer": peer}, "warning")]
         refusal = self._judge(join)
         if refusal is not None:
             return [Tell(refusal, peer)]
         holder = self.members.find(join.role, join.name) if join.name else None
-        if holder is not None and holder.connected:
-            self._claims.append(_Claim(peer, join, now + NAME_GRACE_S))
+        if holder is not None and (holder.connected or not holder.settled):
+            self._claims.add(peer, join, now, contested=holder.connected)
             return []
         return self._take_in(peer, join, now)
 
@@ -179,8 +172,8 @@ class SchedulerCore:
             return Refused(code=ErrorCode.WRONG_ROLE, text=f"there is no role {join.role!r}")
         known = bool(join.name) and self.members.find(join.role, join.name) is not None
         if not known and not self.members.has_room(join.role):
-            expected = self.members.expected[join.role]
-            text = f"the job has its {expected} {join.role}s already; start it with more of them"
+            taken = len(self.members.connected(join.role))
+            text = f"the job has its {taken} {join.role}s already; start it with more of them"
             return Refused(code=ErrorCode.CLUSTER_FULL, text=text)
         return None
 
@@ -188,8 +181,6 @@ class SchedulerCore:
         was_ready = self.members.ready
         node = self.members.take_in(peer, join)
         self.detector.watch(peer, now)
-        if node.role == "worker":
-            self._arrived += 1
         joined = Joined(
             rank=node.rank,
             name=node.name,
@@ -211,7 +202,7 @@ class SchedulerCore:
         if self.members.ready and not was_ready:
             actions.append(Note("cluster_ready", {}))
         if node.role == "worker":
-            actions += self.stopping.joined(node.rank, peer)
+            actions += self.stopping.joined(node.rank, peer, node.clock)
         return actions
 
     # --- leaving ---
@@ -223,17 +214,9 @@ class SchedulerCore:
             self.members.epoch += 1
         return [
             *self._broadcast(self.members.state()),
-            *self._excuse(node),
+            *self.catalogue.finished(node.rank, node.incarnation, self._server_peers()),
             *self._fewer_workers(node.rank),
         ]
-
-    def _excuse(self, node: Node) -> list[Action]:
-        """Let no table wait for a worker that has nothing more to push and never opened it."""
-        tables = self.catalogue.never_opened(node.rank, node.incarnation)
-        if not tables:
-            return []
-        verdict = DeathVerdict(worker=node.rank, sealed=dict.fromkeys(tables, (0, False)))
-        return [Tell(verdict, peer) for peer in self._server_peers().values()]
 
     def _fewer_workers(self, rank: int) -> list[Action]:
         """Look again at everything that may have waited for this worker."""
@@ -244,14 +227,14 @@ class SchedulerCore:
 
     def lost(self, peer: int, reason: str, now: float) -> list[Action]:
         """Note the end of a connection; without a `Leave` before it, that is a loss."""
-        self._claims = [claim for claim in self._claims if claim.peer != peer]
+        self._claims.drop(peer)
         node = self.members.of_peer(peer)
         if node is None or self.ended is not None:
             return []
         return self._gone(node, clean=False, reason=reason, now=now)
 
     def _gone(self, node: Node, clean: bool, reason: str, now: float) -> list[Action]:
-        peer = node.peer
+        peer, finished = node.peer, node.state is NodeState.FINISHED
         self.detector.forget(peer)
         self.members.leave(node, NodeState.LEFT if clean else NodeState.LOST, reason)
         event = "node_left" if clean else "node_lost"
@@ -260,77 +243,84 @@ class SchedulerCore:
         if node.role == "server":
             actions += self._server_gone(node, clean)
         else:
-            actions += self._worker_gone(node, peer, clean)
+            actions += self._worker_gone(node, peer, clean, finished)
         if self.ended is None:
             actions += self._broadcast(self.members.state())
-            actions += self._settle_claims(node, now)
+            actions += self._settle_losses(now)
+            actions += self._settle_claim(node, now)
             actions += self._end_if_idle()
         return actions
 
     def _server_gone(self, node: Node, clean: bool) -> list[Action]:
         held = self.catalogue.held_by(node.rank)
         if not held and clean:
+            self._losses.server_gone(node.rank)
             return []
         ranges = f"; with it went {', '.join(held)}" if held else ""
-        how = "has left" if clean else f"is lost ({node.reason})"
-        return self.end(False, f"{node} at {node.host}:{node.port} {how}{ranges}", str(node))
+        how = "has left" if clean else "is lost"
+        where = f"{node} at {node.host}:{node.port}"
+        return self.end(False, f"{where} {how} ({node.reason}){ranges}", str(node))
 
-    def _worker_gone(self, node: Node, peer: int, clean: bool) -> list[Action]:
+    def _worker_gone(self, node: Node, peer: int, clean: bool, finished: bool) -> list[Action]:
         self.barriers.leave(node.rank)
-        entering = self.catalogue.entering(node.rank)
-        actions = self.catalogue.gone(peer, node.rank)
+        entering = self.catalogue.is_entering(node.rank)
+        self.catalogue.gone(peer, node.rank, node.incarnation)
+        self._workers_left += clean
+        self._workers_lost += not clean
         if not clean:
-            others = bool(self.members.active_workers()) or self.settings.workers > 1
-            if self.settings.on_worker_loss == "fail" and others:
-                return self.end(False, f"{node} is lost: {node.reason}", str(node))
-            alive = len(self.members.connected("worker"))
-            if self.settings.min_workers and alive < self.settings.min_workers:
-                needed = self.settings.min_workers
-                text = (
-                    f"{node} is lost ({node.reason}); {alive} workers are left, {needed} are needed"
-                )
-                return self.end(False, text, str(node))
-        if clean and not entering:
+            fatal = self._fatal(node)
+            if fatal:
+                return self.end(False, fatal, str(node))
+        actions = self._fewer_workers(node.rank)
+        if clean and finished and not entering:
             # Its last seals are acknowledged: nobody waits for it.
-            return [*actions, *self._excuse(node), *self._fewer_workers(node.rank)]
+            return actions
+        node.settled = False
         servers = self._server_peers()
-        self._losses[node.rank] = _Loss(asked=dict.fromkeys(servers), sealed={})
-        query = DeathQuery(worker=node.rank, incarnation=node.incarnation)
-        actions += [Tell(query, server) for server in servers.values()]
-        return [*actions, *self._fewer_workers(node.rank)]
+        query = self._losses.begin(node.rank, node.incarnation, servers)
+        return [*(Tell(query, server) for server in servers.values()), *actions]
 
-    def _report_loss(
-        self, server: int, worker: int, sealed: dict[int, tuple[int, bool]]
-    ) -> list[Action]:
-        loss = self._losses.get(worker)
-        if loss is None:
-            return []
-        loss.asked.pop(server, None)
-        for table, mark in sealed.items():
-            loss.sealed[table] = max(mark, loss.sealed.get(table, (0, False)))
-        if loss.asked:
-            return []
-        del self._losses[worker]
-        verdict = DeathVerdict(worker=worker, sealed=loss.sealed)
-        return [Tell(verdict, peer) for peer in self._server_peers().values()]
+    def _fatal(self, node: Node) -> str:
+        """Say why the job cannot go on without this worker; empty if it can."""
+        why = f"{node} is lost: {node.reason}"
+        # A cluster to which workers come and go at will does not end with one that was alone.
+        counts = self.settings.workers or self.members.active_workers()
+        if self.settings.on_worker_loss == "fail" and counts:
+            return why
+        alive, needed = len(self.members.connected("worker")), self.settings.min_workers
+        return f"{why}; {alive} workers are left, {needed} are needed" if alive < needed else ""
 
-    def _settle_claims(self, node: Node, now: float) -> list[Action]:
+    def _settle_losses(self, now: float) -> list[Action]:
+        """Give every verdict for which all answers are in; the rank is free again."""
+        actions: list[Action] = []
+        servers = self._server_peers()
+        for verdict in self._losses.verdicts():
+            actions += [Tell(verdict, peer) for peer in servers.values()]
+            node = self.members.rank("worker", verdict.worker)
+            node.settled = True
+            actions += self.catalogue.settled(node.rank, servers)
+            actions += self._settle_claim(node, now)
+        return actions
+
+    def _settle_claim(self, node: Node, now: float) -> list[Action]:
         """Let in who waited for the name of a node that is gone."""
-        for claim in self._claims:
-            if claim.join.role == node.role and claim.join.name == node.name:
-                self._claims.remove(claim)
-                return self._take_in(claim.peer, claim.join, now)
-        return []
+        if node.connected:
+            return []
+        if not node.settled:
+            self._claims.hold(node.role, node.name)
+            return []
+        claim = self._claims.take(node.role, node.name)
+        return [] if claim is None else self._take_in(claim.peer, claim.join, now)
 
     # --- the end ---
 
     def _end_if_idle(self) -> list[Action]:
         waiting = self.members.connected("worker") or self._claims
-        if not self.settings.end_when_idle or waiting or not self.members.ready:
+        if not self.settings.end_when_idle or waiting or not self.members.was_ready:
             return []
-        if self._arrived < max(1, self.settings.workers):
-            return []
-        return self.end(True, "all workers have finished")
+        if self._workers_left:
+            return self.end(True, "all workers have finished")
+        return self.end(False, "every worker was lost") if self._workers_lost else []
 
     def end(self, ok: bool, reason: str, node: str = "") -> list[Action]:
         """End the job: tell everybody why."""
@@ -347,15 +337,15 @@ class SchedulerCore:
             self.ended,
         ]
 
-    def _refuse_claims(self) -> Iterable[Action]:
-        claims, self._claims = self._claims, []
-        text = f"the job has ended: {self.ended.reason if self.ended else ''}"
-        return [
-            Tell(Refused(code=ErrorCode.SHUTTING_DOWN, text=text), claim.peer) for claim in claims
-        ]
+    def _refuse_claims(self) -> list[Action]:
+        code = ErrorCode.SHUTTING_DOWN if self.ended and self.ended.ok else ErrorCode.JOB_FAILED
+        text = f"the job has ended: {self.ended.reason if self.ended else ''}"[:1024]
+        return [Tell(Refused(code=code, text=text), claim.peer) for claim in self._claims.all()]
 
     def stop(self, reason: str) -> list[Action]:
         """Let all workers stop at one step boundary."""
+        if self.ended is not None:
+            return []
         workers = [(node.rank, node.peer) for node in self.members.active_workers()]
         note = Note("stop_requested", {"reason": reason})
         return [note, *self.stopping.request(reason, workers)]
@@ -367,29 +357,34 @@ class SchedulerCore:
 
     def next_deadline(self) -> float | None:
         """When `tick` should be called next."""
-        deadlines = [claim.deadline for claim in self._claims]
+        if self.ended is not None:
+            return None
         barrier = self.barriers.next_deadline()
-        if barrier is not None:
-            deadlines.append(barrier)
-        if self.settings.join_timeout_s is not None and not self.members.ready:
-            deadlines.append(self.started_at + self.settings.join_timeout_s)
-        if self.ended is None:
-            deadlines.append(self._judge_at)
-        return min(deadlines, default=None)
+        return min(
+            self._judge_at,
+            self._claims.next_deadline(),
+            self._join_deadline,
+            inf if barrier is None else barrier,
+        )
+
+    @property
+    def _join_deadline(self) -> float:
+        limit = self.settings.join_timeout_s
+        return inf if limit is None or self.members.was_ready else self.started_at + limit
 
     def tick(self, now: float) -> list[Action]:
         """Act on deadlines that have passed."""
+        if self.ended is not None:
+            return []
         actions: list[Action] = []
-        for claim in [claim for claim in self._claims if claim.deadline <= now]:
-            self._claims.remove(claim)
+        for claim in self._claims.expired(now):
             text = f"a live {claim.join.role} has the name {claim.join.name}; choose another name"
             actions.append(Tell(Refused(code=ErrorCode.NAME_IN_USE, text=text), claim.peer))
         actions += self.barriers.expire(self._active_ranks(), now)
-        if now >= self._judge_at and self.ended is None:
+        if now >= self._judge_at:
             actions += self._judge_silence(now)
-        limit = self.settings.join_timeout_s
-        if limit is not None and not self.members.ready and now >= self.started_at + limit:
-            actions += self.end(False, f"after {limit:g} s {self._absent()}")
+        if now >= self._join_deadline:
+            actions += self.end(False, f"after {now - self.started_at:.0f} s {self._absent()}")
         return actions
 
     def heartbeat(self, role: str, rank: int, incarnation: int, now: float) -> bool:
@@ -423,8 +418,9 @@ class SchedulerCore:
         return actions
 
     def _absent(self) -> str:
-        servers = f"{len(self.members.connected('server'))} of {self.settings.servers} servers"
-        workers = f"{len(self.members.connected('worker'))} of {self.settings.workers} workers"
+        expected = self.members.expected
+        servers = f"{len(self.members.connected('server'))} of {expected['server']} servers"
+        workers = f"{len(self.members.connected('worker'))} of {expected['worker']} workers"
         return f"only {servers} and {workers} have registered"
 
     def validate(self) -> None:
@@ -434,3 +430,5 @@ class SchedulerCore:
         ]
         assert len(peers) == len(set(peers))
         assert all(peer >= 0 for peer in peers)
+        for node in self.members.nodes("worker"):
+            assert node.settled is (node.rank not in self._losses)

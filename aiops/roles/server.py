@@ -1,26 +1,27 @@
 """The server as a state machine: requests of workers and orders of the scheduler in, actions out.
 
-What lives here: which request may touch which shard, exactly-once, parking of what must wait,
-and the answers. What a push does to values is `consistency.py` and `aiops.shard`; who is in
-the job is the scheduler's to say. Requests come by direct method calls on the data path
-(`request`), everything else by messages (`order`).
+What lives here: who may speak, which table a request belongs to, and the orders of the
+scheduler. The data path of one table is `served_table.py`; what a push does to values is
+`consistency.py` and `aiops.shard`; who is in the job is the scheduler's to say. Requests come
+by direct method calls on the data path (`request`), everything else by messages (`order`).
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable
-from typing import Final, assert_never
+from typing import Final
 
-import msgspec
 import numpy as np
 
 from aiops.errors import ConfigError
 from aiops.init import initializer_from
 from aiops.optim import optimizer_from
-from aiops.roles.actions import Action, Drop, Ended, Note, RoundClosed, Send, Tell
-from aiops.roles.consistency import PARK, AspRule, BspRule, Outcome, Rule
-from aiops.shard import Selection, Shard, memory_bytes
+from aiops.roles.actions import Action, Drop, Ended, Note, Tell
+from aiops.roles.answers import refuse
+from aiops.roles.consistency import AspRule, BspRule, Rule
+from aiops.roles.memory import Budget, shard_bytes
+from aiops.roles.rounds import NOTHING_SEALED, Mark
+from aiops.roles.served_table import Caller, ServedTable
+from aiops.shard import Shard
 from aiops_protocol.control import (
     ClusterState,
     ControlMessage,
@@ -35,102 +36,13 @@ from aiops_protocol.control import (
     ShardReady,
     Shutdown,
     StopAt,
-    TableSpec,
 )
-from aiops_protocol.delivery import Inbox, Verdict
 from aiops_protocol.errors import ErrorCode
-from aiops_protocol.frames import (
-    Ack,
-    Assign,
-    Flag,
-    Parked,
-    Pull,
-    PushPull,
-    Reject,
-    Request,
-    Seal,
-    Value,
-)
-from aiops_protocol.limits import PAYLOAD_BYTES_MAX
-from aiops_protocol.payload import Float32Array, as_bytes, as_float32
+from aiops_protocol.frames import Flag, Pull, Request, Seal
 
 __all__ = ["ServerCore"]
 
-PARKED_PER_PEER_MAX: Final = 4096
-"""Requests of one worker that wait by rule; a worker's own windows stay far below."""
-
-PARKED_NOTICE_S: Final = 1.0
-"""How often a waiting request is told for whom it waits: well under any deadline."""
-
 _KEY_LIST: Final = int(Flag.KEY_LIST)
-_INITIAL: Final = int(Flag.INITIAL)
-_CONTRIBUTED: Final = int(Flag.CONTRIBUTED)
-_FINAL: Final = int(Flag.FINAL)
-
-
-class Caller(msgspec.Struct, gc=False):
-    """A worker at the other end of a data connection."""
-
-    rank: int
-    incarnation: int
-    parked: int = 0
-
-
-class Waiting(msgspec.Struct):
-    """A request that waits by rule of consistency."""
-
-    peer: int
-    request: Request
-    noticed_at: float
-
-
-class Table:
-    """One server's part of one table: rule, exactly-once records, and what waits."""
-
-    __slots__ = (
-        "_initialiser",
-        "_to_initialise",
-        "allow_nonfinite",
-        "begin",
-        "end",
-        "inboxes",
-        "name",
-        "parked",
-        "pulls",
-        "rule",
-        "table_id",
-    )
-
-    def __init__(self, table_id: int, spec: TableSpec, rule: Rule, initialised: bool) -> None:
-        self.table_id = table_id
-        self.name = spec.name
-        self.rule = rule
-        self.begin = rule.shard.begin
-        self.end = rule.shard.end
-        self.allow_nonfinite = spec.allow_nonfinite
-        self._to_initialise = 0 if initialised else self.end - self.begin
-        self._initialiser: int | None = None
-        self.inboxes: dict[tuple[int, int], Inbox] = {}
-        self.parked: dict[tuple[int, int], deque[Waiting]] = {}  # mutations, by session, in order
-        self.pulls: list[Waiting] = []
-
-    @property
-    def initialised(self) -> bool:
-        """Whether every element has its initial value."""
-        return not self._to_initialise
-
-    def initialise(self, rank: int, selection: Selection, values: Float32Array) -> None:
-        """Take a piece of the initial values; once they are whole, further ones are ignored.
-
-        A second initialiser (the first one died half-way) starts from nothing.
-        """
-        if self.initialised:
-            return
-        if self._initialiser != rank:
-            self._initialiser = rank
-            self._to_initialise = self.end - self.begin
-        self.rule.shard.write(selection, values)
-        self._to_initialise -= selection.size
 
 
 class ServerCore:
@@ -143,14 +55,25 @@ class ServerCore:
     """
 
     def __init__(self, memory_limit_bytes: int) -> None:
-        self.memory_limit_bytes = memory_limit_bytes
-        self.memory_bytes = 0
         self.epoch = 0
         self.ended: Ended | None = None
-        self.tables: dict[int, Table] = {}
+        self.tables: dict[int, ServedTable] = {}
+        self._budget = Budget(memory_limit_bytes)
+        self._reserved: dict[int, int] = {}  # bytes per table, without the places of latecomers
         self._callers: dict[int, Caller] = {}
-        self._incarnations: dict[int, int] = {}
-        self._needed: dict[int, int] = {}  # bytes reserved per table
+        self._newest: dict[int, int] = {}  # rank: lowest incarnation that may speak
+        self._lost: dict[int, int] = {}  # rank: incarnation whose verdict is awaited
+        self._departed: dict[int, int] = {}  # rank: incarnation that left, still connected
+
+    @property
+    def memory_limit_bytes(self) -> int:
+        """What all shards together may need."""
+        return self._budget.limit
+
+    @property
+    def memory_bytes(self) -> int:
+        """What is reserved for shards."""
+        return self._budget.taken
 
     # --- connections ---
 
@@ -158,306 +81,71 @@ class ServerCore:
         """Judge a worker's data connection before it is welcomed."""
         if self.ended is not None:
             return ErrorCode.SHUTTING_DOWN
-        if incarnation < self._incarnations.get(rank, 0):
+        if incarnation < self._newest.get(rank, 0):
             return ErrorCode.STALE_INCARNATION
         return ErrorCode.OK
 
     def connected(self, peer: int, rank: int, incarnation: int) -> list[Action]:
         """Note a new data connection; older ones of a former incarnation are dropped."""
+        if incarnation < self._newest.get(rank, 0):  # lost since it was welcomed
+            return [_drop(peer, rank)]
         self._callers[peer] = Caller(rank, incarnation)
-        self._incarnations[rank] = max(incarnation, self._incarnations.get(rank, 0))
-        return self._fence(rank)
+        return self._fence(rank, incarnation)
 
-    def _fence(self, rank: int) -> list[Action]:
-        newest = self._incarnations[rank]
-        text = f"worker {rank} has been started again: this is its former incarnation"
-        return [
-            Drop(peer, ErrorCode.STALE_INCARNATION, text)
+    def _fence(self, rank: int, incarnation: int) -> list[Action]:
+        """Let no incarnation below this one speak any more, not even in frames under way."""
+        self._newest[rank] = max(incarnation, self._newest.get(rank, 0))
+        stale = [
+            peer
             for peer, caller in self._callers.items()
-            if caller.rank == rank and caller.incarnation < newest
+            if caller.rank == rank and caller.incarnation < incarnation
         ]
+        gone = [action for peer in stale for action in self.disconnected(peer)]
+        return [*(_drop(peer, rank) for peer in stale), *gone]
 
-    def disconnected(self, peer: int) -> None:
+    def disconnected(self, peer: int) -> list[Action]:
         """Forget a connection; its parked mutations stay, they will be asked for again."""
-        self._callers.pop(peer, None)
+        caller = self._callers.pop(peer, None)
+        if caller is None:
+            return []
         for table in self.tables.values():
-            table.pulls = [waiting for waiting in table.pulls if waiting.peer != peer]
+            table.disconnected(peer)
+        return self._forget_departed(caller.rank)
 
     # --- the data path ---
 
     def request(self, peer: int, request: Request, now: float) -> list[Action]:
         """Handle one request of a worker; its payload is used up before this returns."""
-        caller = self._callers[peer]
+        caller = self._callers.get(peer)
         table = self.tables.get(request.table)
-        if table is None:
-            return [self._reject(peer, request, ErrorCode.UNKNOWN_TABLE, "no such table")]
-        if not self._owned(table, request):
+        if caller is None or table is None or self.ended is not None:
+            return [self._turn_away(peer, caller, request)]
+        begin, end = request.begin, request.end
+        if (
+            begin < table.begin or end > table.end or begin == end or request.flags & _KEY_LIST
+        ) and not _names_no_keys(table, request):
             text = f"this server holds [{table.begin}, {table.end}) of table {table.name}"
-            return [self._reject(peer, request, ErrorCode.KEY_RANGE_NOT_OWNED, text)]
-        if isinstance(request, Pull):
-            return self._pull(peer, caller, table, request, now)
-        return self._mutate(peer, caller, table, request, now)
+            return [refuse(peer, request, ErrorCode.KEY_RANGE_NOT_OWNED, text, self.epoch)]
+        if type(request) is Pull:
+            return table.pull(peer, request, now)
+        actions = table.mutate(peer, caller, request, now)
+        if table.ended is not None:
+            self.ended = table.ended
+        return actions
 
-    @staticmethod
-    def _owned(table: Table, request: Request) -> bool:
-        if request.flags & _KEY_LIST:
-            return False
-        if request.begin == request.end:
-            return isinstance(request, Seal) or table.begin == table.end
-        return table.begin <= request.begin and request.end <= table.end
-
-    def _pull(
-        self, peer: int, caller: Caller, table: Table, request: Pull, now: float
-    ) -> list[Action]:
-        if not table.initialised:
-            text = f"table {table.name} has no values yet"
-            return [self._reject(peer, request, ErrorCode.NOT_INITIALISED, text)]
-        if request.end - request.begin > PAYLOAD_BYTES_MAX // 4 and not request.ranges:
-            text = f"at most {PAYLOAD_BYTES_MAX} bytes of values travel in one answer"
-            return [self._reject(peer, request, ErrorCode.SIZE_MISMATCH, text)]
-        if table.rule.readable(request.clock):
-            return [self._value(peer, table, request)]
-        if caller.parked >= PARKED_PER_PEER_MAX:
-            text = f"{PARKED_PER_PEER_MAX} requests of this worker wait already"
-            return [self._reject(peer, request, ErrorCode.OUT_OF_WINDOW, text)]
-        caller.parked += 1
-        table.pulls.append(Waiting(peer, request, now))
-        return []
-
-    def _mutate(
-        self, peer: int, caller: Caller, table: Table, request: Request, now: float
-    ) -> list[Action]:
-        session = (caller.rank, request.session)
-        inbox = table.inboxes.get(session)
-        if inbox is None:
-            inbox = table.inboxes[session] = Inbox(caller.incarnation)
-        former = inbox.incarnation
-        verdict = inbox.judge(caller.incarnation, request.seq, request.answered_below)
-        if inbox.incarnation != former:
-            table.parked.pop(session, None)
-        match verdict:
-            case Verdict.APPLY:
-                queue = table.parked.get(session)
-                if queue:
-                    return self._park(peer, caller, queue, request, now)
-                answer = self._apply(peer, caller, table, inbox, request)
-                if answer is None:
-                    queue = table.parked.setdefault(session, deque())
-                    return self._park(peer, caller, queue, request, now)
-                if isinstance(request, Seal):
-                    return [answer, *self._advance(table, now)]
-                return [answer, *self._awaken(table)] if table.pulls else [answer]
-            case Verdict.DUPLICATE:
-                return [self._answer(peer, table, request, inbox.outcome(request.seq))]
-            case Verdict.FENCED:
-                text = f"worker {caller.rank} has been started again"
-                return [self._reject(peer, request, ErrorCode.STALE_INCARNATION, text)]
-            case Verdict.OUT_OF_WINDOW:
-                text = f"mutation {request.seq} is beyond the window of {inbox.window}"
-                return [self._reject(peer, request, ErrorCode.OUT_OF_WINDOW, text)]
-            case _:
-                assert_never(verdict)
-
-    def _park(
-        self, peer: int, caller: Caller, queue: deque[Waiting], request: Request, now: float
-    ) -> list[Action]:
-        for waiting in queue:
-            if waiting.request.seq == request.seq:  # sent again over a new connection
-                waiting.peer = peer
-                return []
-        # The payload is borrowed from the connection. What may wait here is bounded by the
-        # windows of the session: 64 mutations and WINDOW_BYTES per connection.
-        kept = msgspec.structs.replace(request, payload=bytes(request.payload))
-        queue.append(Waiting(peer, kept, now))
-        caller.parked += 1
-        return []
-
-    def _apply(
-        self, peer: int, caller: Caller, table: Table, inbox: Inbox, request: Request
-    ) -> Send | None:
-        """Apply a mutation and record it, in one step. `None`: it must be parked."""
-        rule = table.rule
-        if isinstance(request, Seal):
-            flags = request.flags
-            outcome = rule.seal(
-                caller.rank, request.clock, bool(flags & _CONTRIBUTED), bool(flags & _FINAL)
-            )
-        else:
-            selection = Selection.of(request.begin, request.end, request.ranges, table.begin)
-            if len(request.payload) != 4 * selection.size:
-                outcome = ErrorCode.SIZE_MISMATCH
-            else:
-                values = as_float32(request.payload)
-                outcome = self._change(caller.rank, table, request, selection, values)
-        if outcome is PARK:
-            return None
-        inbox.record(request.seq, outcome)
-        return self._answer(peer, table, request, outcome)
-
-    def _change(
-        self,
-        rank: int,
-        table: Table,
-        request: Request,
-        selection: Selection,
-        values: Float32Array,
-    ) -> Outcome:
-        if not table.allow_nonfinite and not _finite(values):
-            return ErrorCode.NOT_FINITE
-        if request.flags & _INITIAL:
-            table.initialise(rank, selection, values)
-            return ErrorCode.OK
-        try:
-            if isinstance(request, Assign):
-                return table.rule.assign(rank, request.clock, selection, values)
-            return table.rule.push(rank, request.clock, selection, values)
-        except Exception:
-            return ErrorCode.OPTIMIZER_FAILED
-
-    # --- answers ---
-
-    def _answer(self, peer: int, table: Table, request: Request, code: ErrorCode) -> Send:
-        if code is not ErrorCode.OK:
-            return self._reject(peer, request, code, _EXPLANATIONS.get(code, code.name.lower()))
-        if isinstance(request, PushPull):
-            return self._value(peer, table, request)
-        return Send(
-            peer,
-            Ack(
-                request_id=request.request_id,
-                seq=request.seq,
-                version=table.rule.version,
-                epoch=self.epoch,
-                table=request.table,
-                session=request.session,
-            ),
-        )
-
-    def _value(self, peer: int, table: Table, request: Request) -> Send:
-        selection = Selection.of(request.begin, request.end, request.ranges, table.begin)
-        return Send(
-            peer,
-            Value(
-                request_id=request.request_id,
-                seq=request.seq,
-                version=table.rule.version,
-                epoch=self.epoch,
-                table=request.table,
-                session=request.session,
-                payload=as_bytes(table.rule.shard.read(selection)),
-            ),
-        )
-
-    def _reject(self, peer: int, request: Request, code: ErrorCode, text: str) -> Send:
-        return Send(
-            peer,
-            Reject(
-                request_id=request.request_id,
-                seq=request.seq,
-                epoch=self.epoch,
-                table=request.table,
-                session=request.session,
-                status=code,
-                payload=text.encode()[:1024],
-            ),
-        )
-
-    # --- rounds ---
-
-    def _advance(self, table: Table, now: float) -> list[Action]:
-        """Close what can close, then answer pulls and apply what waited for the next round."""
-        actions: list[Action] = []
-        while True:
-            try:
-                pushed = table.rule.advance()
-            except Exception as error:
-                reason = f"the optimizer of table {table.name} failed: {error!r}"
-                self.ended = Ended(False, reason)
-                return [
-                    *actions,
-                    Note("optimizer_failed", {"table": table.name}, "error"),
-                    self.ended,
-                ]
-            if pushed is None:
-                return actions
-            actions.append(RoundClosed(table.table_id, table.rule.version, len(pushed)))
-            actions += self._awaken(table)
-            actions += self._unpark(table)
-
-    def _awaken(self, table: Table) -> Iterable[Action]:
-        still, answers = [], []
-        for waiting in table.pulls:
-            if not table.rule.readable(waiting.request.clock):
-                still.append(waiting)
-                continue
-            caller = self._callers.get(waiting.peer)
-            if caller is not None:
-                caller.parked -= 1
-                answers.append(self._value(waiting.peer, table, waiting.request))
-        table.pulls = still
-        return answers
-
-    def _unpark(self, table: Table) -> Iterable[Action]:
-        answers = []
-        for (rank, session), queue in list(table.parked.items()):
-            inbox = table.inboxes[rank, session]
-            while queue:
-                waiting = queue[0]
-                caller = self._callers.get(waiting.peer) or Caller(rank, inbox.incarnation)
-                answer = self._apply(waiting.peer, caller, table, inbox, waiting.request)
-                if answer is None:
-                    break
-                queue.popleft()
-                caller.parked -= 1
-                if waiting.peer in self._callers:
-                    answers.append(answer)
-            if not queue:
-                del table.parked[rank, session]
-        return answers
+    def _turn_away(self, peer: int, caller: Caller | None, request: Request) -> Action:
+        if caller is None:
+            return refuse(peer, request, ErrorCode.STALE_INCARNATION, epoch=self.epoch)
+        if self.ended is not None:
+            text = f"the server has ended: {self.ended.reason}"
+            return refuse(peer, request, ErrorCode.SHUTTING_DOWN, text, self.epoch)
+        return refuse(peer, request, ErrorCode.UNKNOWN_TABLE, epoch=self.epoch)
 
     # --- time ---
 
-    def next_deadline(self) -> float | None:
-        """When `tick` should be called next."""
-        return min(
-            (waiting.noticed_at + PARKED_NOTICE_S for waiting in self._all_waiting()), default=None
-        )
-
     def tick(self, now: float) -> list[Action]:
-        """Tell everyone who waits for whom."""
-        actions: list[Action] = []
-        for table in self.tables.values():
-            ranks = np.asarray(table.rule.missing(), "<u4").tobytes()
-            for waiting in self._waiting_in(table):
-                if now - waiting.noticed_at >= PARKED_NOTICE_S and waiting.peer in self._callers:
-                    request = waiting.request
-                    actions.append(
-                        Send(
-                            waiting.peer,
-                            Parked(
-                                request_id=request.request_id,
-                                seq=request.seq,
-                                version=table.rule.version,
-                                epoch=self.epoch,
-                                table=request.table,
-                                session=request.session,
-                                count=len(ranks) // 4,
-                                payload=ranks,
-                            ),
-                        )
-                    )
-                if now - waiting.noticed_at >= PARKED_NOTICE_S:
-                    waiting.noticed_at = now
-        return actions
-
-    def _waiting_in(self, table: Table) -> Iterable[Waiting]:
-        yield from table.pulls
-        for queue in table.parked.values():
-            yield from queue
-
-    def _all_waiting(self) -> Iterable[Waiting]:
-        for table in self.tables.values():
-            yield from self._waiting_in(table)
+        """Tell everyone who waits for whom; to be called a few times a second."""
+        return [notice for table in self.tables.values() for notice in table.notices(now)]
 
     # --- orders of the scheduler ---
 
@@ -473,28 +161,54 @@ class ServerCore:
             case RoundHold(table=table_id, worker=worker):
                 return self._hold(table_id, worker)
             case RoundRelease(table=table_id, worker=worker, from_version=version):
-                return self._admit(table_id, worker, version, now)
+                return self._admit(table_id, worker, version)
             case DeathQuery(worker=worker, incarnation=incarnation):
                 return self._lose(worker, incarnation)
             case DeathVerdict(worker=worker, sealed=sealed):
-                return self._settle(worker, sealed, now)
+                return self._settle(worker, sealed)
             case Shutdown(reason=reason, failed=failed):
-                self.ended = Ended(not failed, reason)
+                self.ended = self.ended or Ended(not failed, reason)
                 return [self.ended]
             case StopAt(clock=clock, reason=reason):
                 return [Note("stop_agreed", {"clock": clock, "reason": reason})]
             case _:
                 return [Note("unexpected_message", {"message": type(message).__name__}, "warning")]
 
+    def _note_end(self, table: ServedTable, actions: list[Action]) -> list[Action]:
+        self.ended = self.ended or table.ended
+        return actions
+
     def _see(self, state: ClusterState) -> list[Action]:
         self.epoch = state.epoch
+        for table in self.tables.values():
+            table.epoch = state.epoch
         actions: list[Action] = []
         for member in state.members:
-            if member.role == "worker" and member.incarnation > self._incarnations.get(
-                member.rank, 0
-            ):
-                self._incarnations[member.rank] = member.incarnation
-                actions += self._fence(member.rank)
+            if member.role != "worker":
+                continue
+            rank, incarnation = member.rank, member.incarnation
+            if incarnation > self._newest.get(rank, 0):
+                actions += self._fence(rank, incarnation)
+            if member.state == "left" and incarnation == self._newest[rank]:
+                self._departed[rank] = incarnation
+                actions += self._forget_departed(rank)
+        return actions
+
+    def _forget_departed(self, rank: int) -> list[Action]:
+        """Keep nothing of a worker that left in order, once its last bytes are in."""
+        incarnation = self._departed.get(rank)
+        if incarnation is None or any(
+            caller.rank == rank and caller.incarnation <= incarnation
+            for caller in self._callers.values()
+        ):
+            return []
+        del self._departed[rank]
+        actions: list[Action] = []
+        for table in self.tables.values():
+            table.forget(rank, incarnation)
+            if self._newest[rank] == incarnation:  # else it is back, and in the rounds again
+                actions += self._note_end(table, table.settle(rank, NOTHING_SEALED))
+        self._newest[rank] = max(incarnation + 1, self._newest[rank])
         return actions
 
     def _open(self, order: OpenShard) -> list[Action]:
@@ -504,20 +218,19 @@ class ServerCore:
             given = spec.init_kind == "values"
             initializer = None if given else initializer_from(spec.init_kind, spec.init)
         except ConfigError as error:
-            return [
-                Tell(ShardReady(table=order.table, code=ErrorCode.INVALID_SETTING, text=str(error)))
-            ]
+            return [_not_ready(order.table, ErrorCode.INVALID_SETTING, str(error))]
         elements = order.end - order.begin
         bsp = spec.consistency == "bsp"
-        needed, parts = memory_bytes(elements, optimizer, len(order.workers), rounds=bsp)
-        if self.memory_bytes + needed > self.memory_limit_bytes:
+        parts = shard_bytes(elements, optimizer, len(order.workers), rounds=bsp)
+        needed = sum(parts.values())
+        if not self._budget.take(needed):
             text = (
                 f"table {spec.name} needs {needed} bytes on this server ("
                 + ", ".join(f"{part} {size}" for part, size in parts.items() if size)
                 + f"); {self.memory_bytes} of {self.memory_limit_bytes} are taken: add servers or "
                 "raise the memory limit"
             )
-            return [Tell(ShardReady(table=order.table, code=ErrorCode.OUT_OF_MEMORY, text=text))]
+            return [_not_ready(order.table, ErrorCode.OUT_OF_MEMORY, text)]
         values = (
             np.zeros(elements, np.float32)
             if initializer is None
@@ -527,60 +240,50 @@ class ServerCore:
         rule: Rule
         if bsp:
             mean = spec.consistency_settings.get("reduce") == "mean"
-            rule = BspRule(shard, mean, list(order.workers))
+            rule = BspRule(shard, mean, list(order.workers), self._budget)
         else:
             rule = AspRule(shard)
-        self.memory_bytes += needed
-        self._needed[order.table] = needed
-        self.tables[order.table] = Table(order.table, spec, rule, initialised=not given)
+        self._reserved[order.table] = needed
+        self.tables[order.table] = ServedTable(
+            order.table, spec, rule, self._callers, initialised=not given, epoch=self.epoch
+        )
         fields: dict[str, object] = {"table": spec.name, "begin": order.begin, "end": order.end}
         return [Tell(ShardReady(table=order.table)), Note("shard_opened", fields)]
 
     def _discard(self, table_id: int) -> list[Action]:
         if self.tables.pop(table_id, None) is not None:
-            self.memory_bytes -= self._needed.pop(table_id)
+            self._budget.give(self._reserved.pop(table_id))
         return []
 
     def _hold(self, table_id: int, worker: int) -> list[Action]:
-        rule = self.tables[table_id].rule
-        if not isinstance(rule, BspRule):
-            return [Tell(RoundHeld(table=table_id, worker=worker, version=0))]
-        idle = rule.rounds.idle
-        version = rule.rounds.hold(worker)
+        table = self.tables.get(table_id)
+        version, idle = table.rule.hold(worker) if table else (0, True)
         return [Tell(RoundHeld(table=table_id, worker=worker, version=version, idle=idle))]
 
-    def _admit(self, table_id: int, worker: int, version: int, now: float) -> list[Action]:
-        table = self.tables[table_id]
-        if isinstance(table.rule, BspRule):
-            table.rule.rounds.admit(worker, version)
-        return self._advance(table, now)
+    def _admit(self, table_id: int, worker: int, version: int) -> list[Action]:
+        table = self.tables.get(table_id)
+        return self._note_end(table, table.admit(worker, version)) if table else []
 
     def _lose(self, worker: int, incarnation: int) -> list[Action]:
-        self._incarnations[worker] = max(incarnation + 1, self._incarnations.get(worker, 0))
-        sealed = {
-            table.table_id: table.rule.rounds.lose(worker)
-            for table in self.tables.values()
-            if isinstance(table.rule, BspRule)
-        }
-        text = f"worker {worker} was declared lost"
-        drops: list[Action] = [
-            Drop(peer, ErrorCode.STALE_INCARNATION, text)
-            for peer, caller in self._callers.items()
-            if caller.rank == worker and caller.incarnation <= incarnation
-        ]
+        drops = self._fence(worker, incarnation + 1)
+        self._lost[worker] = incarnation
+        sealed: dict[int, tuple[int, int]] = {}
+        for table in self.tables.values():
+            mark = table.rule.lose(worker)
+            if mark is not None:
+                sealed[table.table_id] = mark
         return [*drops, Tell(LossReport(worker=worker, sealed=sealed))]
 
-    def _settle(self, worker: int, sealed: dict[int, tuple[int, bool]], now: float) -> list[Action]:
+    def _settle(self, worker: int, sealed: dict[int, tuple[int, int]]) -> list[Action]:
+        incarnation = self._lost.pop(worker, None)
+        if incarnation is not None:
+            for table in self.tables.values():
+                table.forget(worker, incarnation)
         actions: list[Action] = []
-        for table_id, (rounds, contributed) in sealed.items():
-            table = self.tables.get(table_id)
-            if table is None:  # all of it is on other servers
-                continue
-            for session in [session for session in table.parked if session[0] == worker]:
-                del table.parked[session]
-            if isinstance(table.rule, BspRule):
-                table.rule.settle(worker, rounds, contributed)
-            actions += self._advance(table, now)
+        for table_id, mark in sealed.items():
+            settled = self.tables.get(table_id)
+            if settled is not None:  # this server may hold no part of it
+                actions += self._note_end(settled, settled.settle(worker, Mark(*mark)))
         return actions
 
     def rounds(self) -> dict[str, tuple[int, list[int]]]:
@@ -591,24 +294,27 @@ class ServerCore:
 
     def validate(self) -> None:
         """Check what must always hold."""
+        assert set(self._reserved) == set(self.tables)
+        assert sum(self._reserved.values()) <= self.memory_bytes <= self.memory_limit_bytes
+        for caller in self._callers.values():
+            assert caller.incarnation >= self._newest[caller.rank]
         for table in self.tables.values():
-            for inbox in table.inboxes.values():
-                inbox.validate()
-            if isinstance(table.rule, BspRule):
-                table.rule.rounds.validate()
-            assert all(table.parked.values())
+            table.validate()
 
 
-def _finite(values: Float32Array) -> bool:
-    # One pass at memory speed; only if the sum of squares overflows, look at each value.
-    with np.errstate(all="ignore"):
-        return bool(np.isfinite(np.dot(values, values))) or bool(np.isfinite(values).all())
+def _names_no_keys(table: ServedTable, request: Request) -> bool:
+    """Whether a request without a range is in its place: a seal, or an empty table."""
+    return (
+        not request.flags & _KEY_LIST
+        and request.begin == request.end == 0
+        and (type(request) is Seal or table.begin == table.end)
+    )
 
 
-_EXPLANATIONS: Final = {
-    ErrorCode.NOT_FINITE: "the payload holds NaN or infinity; allow_nonfinite=True lets them pass",
-    ErrorCode.SIZE_MISMATCH: "the payload does not have four bytes per key",
-    ErrorCode.OPTIMIZER_FAILED: "the optimizer raised an error on this server",
-    ErrorCode.ALREADY_SEALED: "this worker has sealed that clock already",
-    ErrorCode.NOT_A_MEMBER: "this worker takes no part in the rounds of the table (finished?)",
-}
+def _drop(peer: int, rank: int) -> Drop:
+    text = f"worker {rank} was declared lost or has been started again"
+    return Drop(peer, ErrorCode.STALE_INCARNATION, text)
+
+
+def _not_ready(table: int, code: ErrorCode, text: str) -> Tell:
+    return Tell(ShardReady(table=table, code=code, text=text))

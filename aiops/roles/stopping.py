@@ -28,12 +28,17 @@ class Stopping:
         if self.reason is not None:
             return []
         self.reason = reason
-        return [action for rank, peer in workers for action in self.joined(rank, peer)]
+        return [action for rank, peer in workers for action in self.joined(rank, peer, 0)]
 
-    def joined(self, rank: int, peer: int) -> list[Action]:
-        """Ask (or tell) a worker; also one that arrives while the agreement is under way."""
+    def joined(self, rank: int, peer: int, clock: int) -> list[Action]:
+        """Ask (or tell) a worker; also one that arrives while the agreement is under way.
+
+        One that comes back goes on to the boundary that was agreed on; one that is new (at clock
+        0) does not begin at all.
+        """
         if self.agreed is not None:
-            return [Tell(self.agreed, peer)]
+            boundary = self.agreed.clock if clock else 0
+            return [Tell(StopAt(clock=boundary, reason=self.agreed.reason), peer)]
         if self.reason is None:
             return []
         self._asked[rank] = peer

@@ -327,7 +327,7 @@ class Server:
             if isinstance(error, PeerMisbehaved):
                 self._log.warning("connection_refused", peer=link.stream.remote, reason=str(error))
             return
-        self._core.disconnected(link.number)
+        self._perform(self._core.disconnected(link.number))
         if not self._links:
             self._emptied.set()
 
@@ -466,7 +466,8 @@ class Server:
         if self._control is not None:
             if self._joined is not None:
                 self._report()
-                self._control.send(Control(Leave(clean=True, reason=reason)))
+                clean = self._core.ended is None or self._core.ended.ok
+                self._control.send(Control(Leave(clean=clean, reason=reason[:1024])))
             self._control.close()
         await listener.close()
         await self._say_goodbye()

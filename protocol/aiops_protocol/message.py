@@ -53,8 +53,9 @@ Ranks: TypeAlias = Annotated[list[Count], Meta(max_length=WORKERS_MAX)]
 Document: TypeAlias = Annotated[bytes, Meta(max_length=CONTROL_BYTES_MAX)]
 Port: TypeAlias = Annotated[int, Meta(ge=0, le=65535)]
 
-Sealed: TypeAlias = Annotated[dict[Count, tuple[Count, bool]], Meta(max_length=TABLES_MAX)]
-"""Per table: rounds below this number are sealed, and whether the last one had a push."""
+Sealed: TypeAlias = Annotated[dict[Count, tuple[Count, Count]], Meta(max_length=TABLES_MAX)]
+"""Per table: rounds below the first number are sealed; bit i of the second says whether the
+worker had pushed in round `first - 1 - i`."""
 
 Span: TypeAlias = tuple[Key, int, int, int | None]
 """Name, start and duration in ns of the host's monotonic clock, step."""

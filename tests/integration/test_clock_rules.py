@@ -12,7 +12,7 @@ from aiops import ASP, BSP
 from aiops.errors import UsageError
 from aiops.optim import SGD, Add, Assign
 from aiops_protocol.payload import Float32Array
-from local_jobs import local_job, random_array, same_bits, together, until
+from local_jobs import local_job, parked_at, random_array, same_bits, together, until
 
 
 def filled(value: float, size: int = 4) -> Float32Array:
@@ -260,21 +260,12 @@ async def test_a_large_push_that_waits_lets_other_tables_pass() -> None:
         free = await fast.table("a", 4, optimizer=Add(), consistency=ASP())
         await fast.tick()
         waiting = asyncio.ensure_future(tables[0].push(np.ones(size, np.float32)))
-        await until(lambda: parked_at(cluster) >= 8)
+        await until(lambda: parked_at(cluster.servers[0]) >= 8)
         await free.push(filled(1))
         assert (await free.pull() == 1).all()
         assert not waiting.done()
         await slow.tick()
         await waiting
-
-
-def parked_at(cluster: aiops.LocalCluster) -> int:
-    return sum(
-        len(queue)
-        for server in cluster.servers
-        for table in server._core.tables.values()
-        for queue in table.parked.values()
-    )
 
 
 async def test_tables_count_rounds_from_where_they_were_opened() -> None:

@@ -1,0 +1,53 @@
+"""What tables cost a server in memory, and the limit that they share.
+
+Memory for a round is reserved when its table is created, or the creation is refused with the
+sum: a worker must not be turned away in the middle of training because others came first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from aiops.contribution import CONTRIBUTION_BYTES
+from aiops.optim import Optimizer
+
+__all__ = ["Budget", "shard_bytes"]
+
+
+class Budget:
+    """Bytes that are taken, of a limit.
+
+    Parameters
+    ----------
+    limit
+        Bytes that may be taken in all.
+    """
+
+    __slots__ = ("limit", "taken")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.taken = 0
+
+    def take(self, size: int) -> bool:
+        """Take so many bytes; `False`, and nothing taken, if they are not left."""
+        if self.taken + size > self.limit:
+            return False
+        self.taken += size
+        return True
+
+    def give(self, size: int) -> None:
+        """Give bytes back."""
+        assert size <= self.taken
+        self.taken -= size
+
+
+def shard_bytes(
+    elements: int, optimizer: Optimizer, workers: int, *, rounds: bool
+) -> Mapping[str, int]:
+    """Return what a shard needs, by part. With rounds, every worker's contribution has a place."""
+    return {
+        "values": 4 * elements,
+        "optimizer state": 4 * elements * len(optimizer.slots),
+        "contributions": CONTRIBUTION_BYTES * elements * workers if rounds else 0,
+    }

@@ -1,0 +1,323 @@
+"""One server's part of one table: exactly-once, what must wait, and the answers.
+
+What lives here: the data path of push, pull, assign and seal once it is clear that the request
+belongs to this table and the worker may speak. What a mutation does to values is
+`consistency.py` and `aiops.shard`; who may speak is `server.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from aiops.roles.actions import Action, Ended, Note, RoundClosed, Send
+from aiops.roles.answers import acknowledge, notice, refuse, value
+from aiops.roles.consistency import PARK, BspRule, Outcome, Rule
+from aiops.roles.parking import NOTICE_S, Parking, Session, Waiting
+from aiops.roles.rounds import Mark
+from aiops.shard import Selection, select, selected_elements
+from aiops_protocol.control import TableSpec
+from aiops_protocol.delivery import Inbox, Verdict
+from aiops_protocol.errors import ErrorCode
+from aiops_protocol.frames import Assign, Flag, Pull, PushPull, Request, Seal
+from aiops_protocol.limits import CUSTOMERS_MAX, PAYLOAD_BYTES_MAX
+from aiops_protocol.payload import Float32Array, all_finite, as_float32
+
+__all__ = ["Caller", "ServedTable"]
+
+PULLS_WAITING_MAX: Final = 4096
+"""Pulls of one connection that wait by rule; a worker's own window stays far below."""
+
+_INITIAL: Final = int(Flag.INITIAL)
+_CONTRIBUTED: Final = int(Flag.CONTRIBUTED)
+_FINAL: Final = int(Flag.FINAL)
+
+OK: Final = ErrorCode.OK
+
+
+class Caller(msgspec.Struct, gc=False):
+    """A worker at the other end of a data connection."""
+
+    rank: int
+    incarnation: int
+    pulls_waiting: int = 0
+
+
+class ServedTable:
+    """One server's part of one table.
+
+    Parameters
+    ----------
+    table_id, spec
+        As the scheduler named them.
+    rule
+        The consistency rule over the shard.
+    callers
+        Who is at which connection; the server's own, only read here.
+    initialised
+        Whether the values are there already; otherwise a worker brings them.
+    """
+
+    __slots__ = (
+        "_callers",
+        "_initialiser",
+        "_nonfinite",
+        "_to_initialise",
+        "begin",
+        "end",
+        "ended",
+        "epoch",
+        "inboxes",
+        "name",
+        "parked",
+        "pulls",
+        "rule",
+        "table_id",
+    )
+
+    def __init__(
+        self,
+        table_id: int,
+        spec: TableSpec,
+        rule: Rule,
+        callers: dict[int, Caller],
+        *,
+        initialised: bool,
+        epoch: int,
+    ) -> None:
+        self.table_id = table_id
+        self.name = spec.name
+        self.rule = rule
+        self.begin = rule.shard.begin
+        self.end = rule.shard.end
+        self.epoch = epoch
+        self.ended: Ended | None = None
+        self.inboxes: dict[Session, Inbox] = {}
+        self.parked = Parking()
+        self.pulls: list[Waiting] = []
+        self._callers = callers
+        self._nonfinite = spec.allow_nonfinite
+        self._to_initialise = 0 if initialised else self.end - self.begin
+        self._initialiser: tuple[int, int] | None = None
+
+    # --- pull ---
+
+    def pull(self, peer: int, request: Pull, now: float) -> list[Action]:
+        """Answer a pull, now or when the version that it names exists."""
+        if self._to_initialise:
+            return [self._refuse(peer, request, ErrorCode.NOT_INITIALISED)]
+        where = select(request.begin, request.end, request.ranges, self.begin)
+        if 4 * selected_elements(where) > PAYLOAD_BYTES_MAX:
+            text = f"at most {PAYLOAD_BYTES_MAX} bytes of values travel in one answer"
+            return [self._refuse(peer, request, ErrorCode.SIZE_MISMATCH, text)]
+        rule = self.rule
+        if rule.readable(request.clock):
+            return [value(peer, request, rule.version, self.epoch, rule.shard.read(where))]
+        caller = self._callers[peer]
+        if caller.pulls_waiting >= PULLS_WAITING_MAX:
+            text = f"{PULLS_WAITING_MAX} pulls of this worker wait already"
+            return [self._refuse(peer, request, ErrorCode.OUT_OF_WINDOW, text)]
+        caller.pulls_waiting += 1
+        self.pulls.append(Waiting(peer, request, now))
+        return []
+
+    def _value(self, peer: int, request: Request, *, lasting: bool = False) -> Send:
+        where = select(request.begin, request.end, request.ranges, self.begin)
+        values = self.rule.shard.read(where)
+        if lasting:
+            values = values.copy()
+        return value(peer, request, self.rule.version, self.epoch, values)
+
+    # --- push, assign, seal ---
+
+    def mutate(self, peer: int, caller: Caller, request: Request, now: float) -> list[Action]:
+        """Apply a mutation once, however often it comes, and answer it."""
+        session = (caller.rank, request.session)
+        inbox = self.inboxes.get(session)
+        if inbox is None or inbox.incarnation < caller.incarnation:
+            if request.session >= CUSTOMERS_MAX:
+                text = f"a worker has at most {CUSTOMERS_MAX} customers"
+                return [self._refuse(peer, request, ErrorCode.OUT_OF_WINDOW, text)]
+            inbox = self.inboxes[session] = Inbox(caller.incarnation)
+            self.parked.forget(session)
+        verdict = inbox.judge(caller.incarnation, request.seq, request.answered_below)
+        if verdict is Verdict.APPLY:
+            outcome: Outcome = PARK
+            if not (self.parked and session in self.parked):  # what came first goes first
+                outcome, text = self._apply(caller, request)
+                if outcome is not PARK:
+                    inbox.record(request.seq, outcome)
+                    answer = self._answer(peer, request, outcome, text)
+                    if type(request) is Seal:
+                        return [answer, *self.advance()]
+                    return [answer, *self._awaken()] if self.pulls else [answer]
+            return self._park(peer, session, request, now)
+        if verdict is Verdict.DUPLICATE:
+            return [self._answer(peer, request, inbox.outcome(request.seq))]
+        if verdict is Verdict.FENCED:
+            return [self._refuse(peer, request, ErrorCode.STALE_INCARNATION)]
+        text = f"mutation {request.seq} is not within the window of {inbox.window}"
+        return [self._refuse(peer, request, ErrorCode.OUT_OF_WINDOW, text)]
+
+    def _apply(self, caller: Caller, request: Request) -> tuple[Outcome, str]:
+        """Let the rule take a mutation; the text is for a refusal that needs one."""
+        flags = request.flags
+        if self._to_initialise and not flags & _INITIAL:
+            return ErrorCode.NOT_INITIALISED, ""
+        if type(request) is Seal:
+            contributed, final = bool(flags & _CONTRIBUTED), bool(flags & _FINAL)
+            return self.rule.seal(caller.rank, request.clock, contributed, final), ""
+        if request.ranges:
+            where = select(0, 0, request.ranges, self.begin)
+            size = selected_elements(where)
+        else:
+            where = slice(request.begin - self.begin, request.end - self.begin)
+            size = request.end - request.begin
+        if len(request.payload) != 4 * size:
+            return ErrorCode.SIZE_MISMATCH, ""
+        values = as_float32(request.payload)
+        with np.errstate(all="ignore"):
+            if not self._nonfinite and not all_finite(values):
+                return ErrorCode.NOT_FINITE, ""
+            if type(request) is Assign:
+                if flags & _INITIAL:
+                    return self._initialise(caller, where, values), ""
+                return self.rule.assign(caller.rank, request.clock, where, values), ""
+            if type(request) is PushPull and isinstance(self.rule, BspRule):
+                text = "in a table with rounds, push_pull travels as push, seal and pull"
+                return ErrorCode.INVALID_SETTING, text
+            try:
+                return self.rule.push(caller.rank, request.clock, where, values), ""
+            except Exception as error:
+                text = f"the optimizer of table {self.name} failed, nothing was changed: {error!r}"
+                return ErrorCode.OPTIMIZER_FAILED, text
+
+    def _initialise(self, caller: Caller, where: Selection, values: Float32Array) -> ErrorCode:
+        """Take a piece of the initial values; once they are whole, further ones are ignored.
+
+        A second initialiser (the first one died half-way) starts from nothing.
+        """
+        if not self._to_initialise:
+            return OK
+        if self._initialiser != (caller.rank, caller.incarnation):
+            self._initialiser = (caller.rank, caller.incarnation)
+            self._to_initialise = self.end - self.begin
+        self.rule.shard.write(where, values)
+        self._to_initialise -= selected_elements(where)
+        return OK
+
+    def _answer(self, peer: int, request: Request, code: ErrorCode, text: str = "") -> Send:
+        if code is not OK:
+            return self._refuse(peer, request, code, text)
+        if type(request) is PushPull:
+            return self._value(peer, request)
+        return acknowledge(peer, request, self.rule.version, self.epoch)
+
+    def _refuse(self, peer: int, request: Request, code: ErrorCode, text: str = "") -> Send:
+        return refuse(peer, request, code, text, self.epoch)
+
+    # --- waiting ---
+
+    def _park(self, peer: int, session: Session, request: Request, now: float) -> list[Action]:
+        if self.parked.add(peer, session, request, now):
+            return []
+        text = (
+            f"{self.parked.bytes_of(session[0])} bytes of this worker wait for their round already"
+        )
+        return [self._refuse(peer, request, ErrorCode.OUT_OF_WINDOW, text)]
+
+    def advance(self) -> list[Action]:
+        """Close what can close, then answer pulls and apply what waited for the next round."""
+        actions: list[Action] = []
+        while self.ended is None:
+            try:
+                with np.errstate(all="ignore"):
+                    pushed = self.rule.advance()
+            except Exception as error:
+                self.ended = Ended(False, f"the optimizer of table {self.name} failed: {error!r}")
+                note = Note("optimizer_failed", {"table": self.name}, "error")
+                return [*actions, note, self.ended]
+            if pushed is None:
+                break
+            actions.append(RoundClosed(self.table_id, self.rule.version, len(pushed)))
+            actions += self._awaken()
+            actions += self._unpark()
+        return actions
+
+    def _awaken(self) -> list[Send]:
+        """Answer the pulls that can be answered now."""
+        still: list[Waiting] = []
+        answers: list[Send] = []
+        # Values are lent until they are sent, and a further round may close before that.
+        lasting = bool(self.parked) or self.rule.closable
+        for waiting in self.pulls:
+            if not self.rule.readable(waiting.request.clock):
+                still.append(waiting)
+                continue
+            self._callers[waiting.peer].pulls_waiting -= 1
+            answers.append(self._value(waiting.peer, waiting.request, lasting=lasting))
+        self.pulls = still
+        return answers
+
+    def _unpark(self) -> list[Send]:
+        """Apply what waited, in order, as far as the rule lets it."""
+        answers: list[Send] = []
+        for session, queue in self.parked.sessions():
+            inbox = self.inboxes[session]
+            caller = Caller(session[0], inbox.incarnation)
+            for waiting in queue:
+                request = waiting.request
+                outcome, text = self._apply(caller, request)
+                if outcome is PARK:
+                    break
+                inbox.record(request.seq, outcome)
+                self.parked.take(session, request.seq)
+                if waiting.peer in self._callers:
+                    answers.append(self._answer(waiting.peer, request, outcome, text))
+        return answers
+
+    def notices(self, now: float) -> Iterator[Send]:
+        """Tell everyone who waits for whom, about once a second."""
+        ranks: list[int] | None = None
+        for waiting in (*self.pulls, *self.parked):
+            if now - waiting.noticed_at < NOTICE_S:
+                continue
+            waiting.noticed_at = now
+            if waiting.peer in self._callers:
+                ranks = self.rule.missing() if ranks is None else ranks
+                yield notice(waiting.peer, waiting.request, self.rule.version, self.epoch, ranks)
+
+    # --- workers that come and go ---
+
+    def disconnected(self, peer: int) -> None:
+        """Forget the pulls of a connection; parked mutations stay, they are asked for again."""
+        self.pulls = [waiting for waiting in self.pulls if waiting.peer != peer]
+
+    def admit(self, rank: int, from_version: int) -> list[Action]:
+        """Let a worker take part from this round on; its first requests may be here already."""
+        self.rule.admit(rank, from_version)
+        return [*self._unpark(), *self.advance()]
+
+    def settle(self, rank: int, verdict: Mark) -> list[Action]:
+        """Apply what all shards together know of a worker that is gone."""
+        self.rule.settle(rank, verdict)
+        return [*self._unpark(), *self.advance()]
+
+    def forget(self, rank: int, incarnation: int) -> None:
+        """Keep nothing of a worker's sessions up to this incarnation; it cannot speak any more."""
+        for session, inbox in list(self.inboxes.items()):
+            if session[0] == rank and inbox.incarnation <= incarnation:
+                self.parked.forget(session)
+                del self.inboxes[session]
+
+    def validate(self) -> None:
+        """Check what must always hold."""
+        self.rule.validate()
+        self.parked.validate()
+        for inbox in self.inboxes.values():
+            inbox.validate()
+        assert {session for session, _ in self.parked.sessions()} <= set(self.inboxes)
+        assert all(waiting.peer in self._callers for waiting in self.pulls)
