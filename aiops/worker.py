@@ -7,6 +7,7 @@ tells about itself is in `worker_reports`.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -253,6 +254,8 @@ class Worker:
         if self._open_step:
             await self.tick()
         for step in range(max(first, min(self.clock, stop)), stop):
+            # A loop that only computes must still hear of a stop, or of the end of the job.
+            await asyncio.sleep(0)
             if not await self.postoffice.may_begin_step():
                 return
             self.check()

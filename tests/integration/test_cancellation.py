@@ -331,7 +331,7 @@ async def test_a_timeout_names_server_address_table_keys_and_time() -> None:
 
 
 async def test_a_timeout_by_rule_names_whom_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aiops.roles.server.PARKED_NOTICE_S", 0.02)
+    monkeypatch.setattr("aiops.roles.served_table.NOTICE_S", 0.02)
     monkeypatch.setattr("aiops.runtime.server_node.TICK_S", 0.01)
     async with (
         local_job() as cluster,

@@ -88,6 +88,11 @@ def requests_of(server: aiops.Server) -> int:
     return server._counters["frames"]
 
 
+def parked_at(server: aiops.Server) -> int:
+    """Return how many mutations wait at a server for their round."""
+    return sum(1 for table in server._core.tables.values() for _ in table.parked)
+
+
 def random_array(shape: tuple[int, ...], *seed: int) -> Float32Array:
     """Return values with full mantissas, so that a different order of sums shows."""
     return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
