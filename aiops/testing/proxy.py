@@ -70,6 +70,14 @@ class ReservedPort:
         """Give the port back. Idempotent."""
         self._sock.close()
 
+    def __enter__(self) -> ReservedPort:
+        """Return itself; leaving gives the port back."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Give the port back."""
+        self.close()
+
 
 def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -224,7 +224,9 @@ def plan_count(what: str, given: int | None, in_file: int | None) -> int:
     return in_file
 
 
-async def _launch(plan: Plan, program: list[str]) -> int:
+def same_program(plan: Plan, program: list[str]) -> WorkerPrograms:
+    """Let every worker run the same command; its lines are passed on as they are."""
+
     def workers(scheduler: aiops.Scheduler, console: Console) -> list[Program]:
         return [
             Program(
@@ -237,5 +239,9 @@ async def _launch(plan: Plan, program: list[str]) -> int:
             for name in plan.names("worker")
         ]
 
+    return workers
+
+
+async def _launch(plan: Plan, program: list[str]) -> int:
     async with shared_console() as console, plan.scheduler() as scheduler:
-        return await run_cluster(plan, console, workers, scheduler)
+        return await run_cluster(plan, console, same_program(plan, program), scheduler)

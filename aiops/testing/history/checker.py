@@ -94,12 +94,17 @@ def _notes(run: Run) -> Iterator[str]:
     missing = run.missing()
     if missing:
         yield (
-            f"no history of {', '.join(missing)}: not checked is whether anything was applied "
-            "that nobody has pushed, nor the values of rounds"
+            f"no history of {', '.join(missing)}: whether anything was applied that nobody has "
+            "pushed was not checked, nor were values"
         )
     if not run.one_clock():
         yield "workers of several machines: operations of different machines are not ordered"
     for opened in run.tables.values():
+        if opened.mode == "bsp" and not opened.values:
+            yield (
+                f"table {opened.name}: without its values, a contribution that is lost or doubled "
+                "for all workers alike does not show (AIOPS_HISTORY_VALUES)"
+            )
         if opened.values and not checkable(opened):
             yield (
                 f"table {opened.name}: its values are compared, not computed (that needs the "

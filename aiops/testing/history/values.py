@@ -150,7 +150,9 @@ def _needed(part: Part, pull: Part, version: int) -> bool:
 
 def values_of_shards(run: Run) -> Iterator[Violation]:
     """Check every pull of the asynchronous tables that can be computed."""
-    whole = run.one_clock() and not run.missing()
+    if run.missing():
+        return
+    whole = run.one_clock()  # else what is under way at an instant is not known
     for table, opened in run.tables.items():
         if opened.mode != "asp" or not checkable(opened):
             continue
