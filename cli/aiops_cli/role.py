@@ -11,7 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, redirect_stdout
 from dataclasses import asdict, dataclass
 from typing import Final, Protocol, TextIO, TypeVar
 
@@ -79,8 +79,9 @@ def run_role(
     ready
         Describes the node once it is open.
     """
-    stdout, sys.stdout = sys.stdout, sys.stderr
-    return aiops.run(_serve(open_node, ready, stdout))
+    stdout = sys.stdout
+    with redirect_stdout(sys.stderr):
+        return aiops.run(_serve(open_node, ready, stdout))
 
 
 async def _serve(
