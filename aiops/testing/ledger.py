@@ -1,8 +1,8 @@
 """A workload whose history tells which pushes took effect: unique numbers into small tables.
 
-    AIOPS_HISTORY=run aiops chaos --cut-every-s 1 --servers 2 --workers 4 \
-        -- python -m aiops.testing.ledger --steps 200
-    aiops verify run
+    export AIOPS_HISTORY=run
+    aiops chaos --cut-every-s 1 --servers 2 --workers 4 -- python -m aiops.testing.ledger
+    aiops verify
 
 Each push of each worker adds a number of its own: a power of four, into elements that only this
 worker's pushes of the same few steps touch. So the values of a pull show every single push, and

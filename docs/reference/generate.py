@@ -33,6 +33,8 @@ MODULES = {
     "aiops.trainers": "The built-in trainers behind `aiops train`.",
     "aiops.testing": "For tests; the fixtures are in "
     "[test your own training](../how-to/test-your-training.md).",
+    "aiops.testing.history": "What a run did, and "
+    "[whether that was right](../how-to/verify-a-run.md).",
 }
 # What every subclass has is listed once, with the general class.
 GENERAL = (aiops.optim.Optimizer, aiops.init.Initializer, aiops.trainers.Model)
