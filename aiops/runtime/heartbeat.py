@@ -15,18 +15,17 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from aiops_protocol.buffer import NEED_DATA
-from aiops_protocol.connection import Connection, State
-from aiops_protocol.errors import WireError
-from aiops_protocol.frames import Frame, Goodbye, Ping, Pong
-from aiops_protocol.handshake import ClientHandshake, Purpose, Role
-
 from aiops.errors import AiopsError
 from aiops.roles.detector import Lease
 from aiops.runtime.dialling import LinkPlan, open_link
 from aiops.van import TcpVan
 from aiops.van.base import Address, Van
 from aiops.van.link import Link
+from aiops_protocol.buffer import NEED_DATA
+from aiops_protocol.connection import Connection, State
+from aiops_protocol.errors import WireError
+from aiops_protocol.frames import Frame, Goodbye, Ping, Pong
+from aiops_protocol.handshake import ClientHandshake, Purpose, Role
 
 __all__ = ["Heartbeat", "Identity", "LoopHeartbeat", "ThreadHeartbeat", "make_heartbeat"]
 
@@ -75,6 +74,7 @@ class Identity:
             job=self.job,
             rank=self.rank,
             incarnation=self.incarnation,
+            known=True,
         )
 
 
@@ -200,7 +200,9 @@ class ThreadHeartbeat:
     def _run(self) -> None:
         while not self._ended.is_set():
             try:
-                with socket.create_connection(self._identity.scheduler, timeout=self._wait_s) as sock:
+                with socket.create_connection(
+                    self._identity.scheduler, timeout=self._wait_s
+                ) as sock:
                     self._talk(sock)
             except (OSError, WireError):
                 pass

@@ -150,7 +150,7 @@ class MemoryStream(Stream):
         self._delivering = False
         if self._handler is None:
             return
-        budget = len(self._pipe)
+        arrived = budget = len(self._pipe)
         while budget and self._is_reading():
             try:
                 buffer = self._handler.get_buffer()
@@ -164,7 +164,7 @@ class MemoryStream(Stream):
                 self._reset(error)
                 return
             budget -= count
-        if self._is_reading():
+        if arrived and self._is_reading():  # room for more; two idle ends must come to rest
             self._loop.call_soon(self._peer._refill)
         if self._peer_finished and not self._pipe and not self._held:
             self._end_soon(None)

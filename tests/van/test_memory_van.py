@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from aiops.errors import DialFailed
+from aiops.testing.simulation.loop import SimLoop
 from aiops.van.base import CLOSE_TIMEOUT_S, Address, Stream
 from aiops.van.memory import PIPE_BYTES, MemoryStream, MemoryVan
 from van_bodies import ANYWHERE, Ends, Recorder, pattern
@@ -147,3 +148,28 @@ async def test_a_door_that_closes_in_the_same_turn_resets_the_dialler() -> None:
     await dialling
     await near.ended()
     assert isinstance(near.all[0].error, ConnectionResetError)
+
+
+def test_ends_that_have_nothing_to_say_come_to_rest() -> None:
+    """A connection that idles costs nothing, also after it was used."""
+
+    async def talk_and_fall_silent() -> None:
+        van = MemoryVan()
+        ends: list[Recorder] = []
+
+        def accept(stream: Stream) -> Recorder:
+            ends.append(Recorder(stream))
+            return ends[-1]
+
+        listener = await van.listen(ANYWHERE, accept)
+        stream = await van.dial(listener.address, accept)
+        await asyncio.sleep(60)
+        stream.write(bytes(3 * PIPE_BYTES))
+        await asyncio.sleep(60)
+        assert max(len(end.data) for end in ends) == 3 * PIPE_BYTES
+
+    loop = SimLoop(0, turns_max=200)  # more is a livelock
+    try:
+        loop.run_until_complete(talk_and_fall_silent())
+    finally:
+        loop.bury()
