@@ -21,10 +21,12 @@ from aiops.runtime.doors import Silent, log_note, open_door, refuse
 from aiops.van import TcpVan
 from aiops.van.base import Address, Listener, Stream, Van
 from aiops.van.link import Link
-from aiops_protocol.control import Join, NodeReport
+from aiops_protocol.codec import encode
+from aiops_protocol.control import ControlMessage, Join, NodeReport
 from aiops_protocol.errors import ErrorCode
 from aiops_protocol.frames import Control, Frame
 from aiops_protocol.handshake import Purpose, Role, ServerHandshake
+from aiops_protocol.payload import Buffer
 
 __all__ = ["Scheduler"]
 
@@ -257,12 +259,18 @@ class Scheduler:
         return asyncio.get_running_loop().time()
 
     def _perform(self, actions: list[Action]) -> None:
+        told: ControlMessage | None = None
+        header: Buffer = b""
+        payload: Buffer = b""
         for action in actions:
             match action:
                 case Tell(message=message, peer=peer):
                     link = self._links.get(peer)
                     if link is not None:
-                        link.send(Control(message))
+                        if message is not told:  # what goes to everybody is encoded once
+                            told = message
+                            header, payload = encode(Control(message))
+                        link.send_encoded(header, payload, borrowed=True)
                 case Drop(peer=peer, code=code, text=text):
                     link = self._links.get(peer)
                     if link is not None:
