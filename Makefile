@@ -69,5 +69,12 @@ fuzz: export AIOPS_FUZZ_FRAMES ?= 1000000
 fuzz: $(VENV)/.dev  ## the protocol against AIOPS_FUZZ_FRAMES mutated frames (a million)
 	@$(BIN)/python -m pytest tests/protocol -k fuzz
 
+sim: export AIOPS_SEEDS ?= 1000
+sim: $(VENV)/.dev  ## AIOPS_SEEDS simulated clusters per scenario, under faults (a thousand)
+	$(BIN)/aiops simulate --seeds $(AIOPS_SEEDS)
+
+mutants: $(VENV)/.dev  ## plant bugs, each of which the simulator must find
+	$(BIN)/python -m pytest tests/simulation/test_mutants.py --all-mutants -q
+
 clean:  ## remove the environment and every cache
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -58,3 +58,10 @@ def pytest_asyncio_loop_factories(
     if marker is not None and "loop_factories" in marker.kwargs:
         return LOOPS
     return {DEFAULT_LOOP: LOOPS[DEFAULT_LOOP]}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add what only some targets of the Makefile ask for."""
+    parser.addoption(
+        "--all-mutants", action="store_true", help="plant every bug, not only a few of them"
+    )

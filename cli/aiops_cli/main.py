@@ -40,6 +40,7 @@ COMMANDS: Final = {
     "worker": Entry("aiops_cli.worker", "Run your command as a worker of a running cluster."),
     "status": Entry("aiops_cli.status", "Show a running job."),
     "chaos": Entry("aiops_cli.chaos", "Run your command like launch, with faults on the way."),
+    "simulate": Entry("aiops_cli.simulate", "Try whole clusters under faults, on virtual time."),
     "verify": Entry("aiops_cli.verify", "Check the history of a run against what aiops promises."),
     "bench": Entry("aiops_cli.bench", "Measure this machine."),
 }

@@ -78,9 +78,17 @@ class SimCluster:
             await server.wait_ended()
 
     def worker(
-        self, name: str, main: Callable[[Worker], Awaitable[Any]], *, timeout_s: float = 60.0
+        self,
+        name: str,
+        main: Callable[[Worker], Awaitable[Any]],
+        *,
+        process: str | None = None,
+        timeout_s: float = 60.0,
     ) -> asyncio.Task[Any]:
-        """Start a worker in a process of its own; after its death, start it again."""
+        """Start a worker in a process of its own; after its death, start it again.
+
+        `process` is the name of the process, if it is not that of the worker.
+        """
 
         async def run() -> Any:
             async with connect(
@@ -88,7 +96,9 @@ class SimCluster:
             ) as worker:
                 return await main(worker)
 
-        task = self._run(name, run())
+        process = process or name
+        task = self._run(process, run())
+        self.processes[name] = self.processes[process]
         self._tasks[task] = None
         return task
 

@@ -77,7 +77,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._turns_max = turns_max
         self._digest = hashlib.blake2b(digest_size=16)
         self._selector = _Clock(self)
-        self._clock_resolution = 1e-7  # type: ignore[misc]  # BaseEventLoop reads it for timers
+        self._clock_resolution = 1e-7  # BaseEventLoop reads it for timers
         self.set_exception_handler(lambda _, context: self.strays.append(context))
         self.set_task_factory(_make_task)
 

@@ -31,12 +31,22 @@ class Nemesis:
         The victim.
     names
         Processes whose links and lives may be touched.
-    gentle
-        Keep every fault shorter than a death sentence, so that nobody is lost by it.
+    mean_pause_s
+        Between two faults.
+    gentle_s
+        The longest that a fault lasts: shorter than a death sentence, so that nobody is lost.
+    kinds
+        What to inject; a random choice per run if not given.
     """
 
     def __init__(
-        self, cluster: SimCluster, names: list[str], *, mean_pause_s: float, gentle_s: float
+        self,
+        cluster: SimCluster,
+        names: list[str],
+        *,
+        mean_pause_s: float,
+        gentle_s: float,
+        kinds: list[str] | None = None,
     ) -> None:
         self._cluster = cluster
         self._network = cluster.network
@@ -44,9 +54,10 @@ class Nemesis:
         self._names = names
         self._mean_pause_s = mean_pause_s
         self._gentle_s = gentle_s
-        self.kinds = [kind for kind in FAULTS if self._rng.random() < CHANCE] or ["cut"]
+        drawn = [kind for kind in FAULTS if self._rng.random() < CHANCE]
+        self.kinds = kinds or drawn or ["cut"]
         self.injected: dict[str, int] = dict.fromkeys(self.kinds, 0)
-        self._pending: list[asyncio.Task[None]] = []
+        self._pending: dict[asyncio.Task[None], Callable[[], None]] = {}
 
     async def run(self, seconds: float) -> None:
         """Inject faults for so long, then repair everything."""
@@ -57,12 +68,11 @@ class Nemesis:
             kind = self._rng.choice(self.kinds)
             self.injected[kind] += 1
             self._inject(kind)
-        for task in self._pending:
+        for task, undo in list(self._pending.items()):
             task.cancel()
+            undo()
         await asyncio.gather(*self._pending, return_exceptions=True)
         self._network.repair_all()
-        for process in self._cluster.processes.values():
-            process.go_on()
 
     def _inject(self, kind: str) -> None:
         match kind:
@@ -104,14 +114,15 @@ class Nemesis:
 
     def _stop(self, name: str) -> None:
         process = self._cluster.processes[name]
-        if process.alive and not process.stopped:
+        if process.alive:
             process.stop()
             self._later(process.go_on)
 
     def _later(self, undo: Callable[[], None]) -> None:
         async def wait() -> None:
             await asyncio.sleep(self._rng.uniform(0.01, self._gentle_s))
+            del self._pending[task]
             undo()
 
-        self._pending = [task for task in self._pending if not task.done()]
-        self._pending.append(self._cluster.loop.create_task(wait()))
+        task = self._cluster.loop.create_task(wait())
+        self._pending[task] = undo

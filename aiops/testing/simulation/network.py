@@ -35,6 +35,9 @@ class Fault(msgspec.Struct):
     slow: float = 1.0
     corrupt: float = 0.0
     """Chance per delivered piece that one byte of it is changed."""
+    cut: float = 0.0
+    """Chance per piece that the stream is cut when it should be delivered: it is lost, and
+    with it whatever else is on the way."""
 
 
 class SimNetwork:
@@ -111,6 +114,11 @@ class SimNetwork:
         slow = self.fault(sender, receiver).slow if (sender, receiver) in self._faults else 1.0
         chance = self.loop.rng.expovariate(1 / self.jitter_s) if self.jitter_s else 0.0
         return (self.delay_s + chance) * slow + size * slow / 1e9
+
+    def cuts(self, sender: str, receiver: str) -> bool:
+        """Draw whether a piece is lost, and its stream with it."""
+        fault = self._faults.get((sender, receiver))
+        return fault is not None and fault.cut > 0 and self.loop.rng.random() < fault.cut
 
     def harm(self, sender: str, receiver: str, data: bytes) -> bytes:
         """Return the bytes as they arrive."""

@@ -38,14 +38,19 @@ class SimProcess:
     def __init__(self, loop: SimLoop, name: str) -> None:
         self.name = name
         self.alive = True
-        self.stopped = False
         self._loop = loop
+        self._stops = 0
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._endpoints: dict[Endpoint, None] = {}
         self._parked: list[asyncio.Handle] = []
         self._arrived: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self._context = contextvars.copy_context()
         self._context.run(CURRENT.set, self)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the process is frozen."""
+        return self._stops > 0
 
     def __repr__(self) -> str:
         state = "stopped" if self.stopped else "running" if self.alive else "dead"
@@ -94,7 +99,8 @@ class SimProcess:
         if not self.alive:
             return
         self._loop.note("kill", self.name)
-        self.alive = self.stopped = False
+        self.alive = False
+        self._stops = 0
         for handle in [*self._mine(self._ready), *self._mine(self._scheduled), *self._parked]:
             handle.cancel()
         for task in self._tasks:
@@ -105,11 +111,13 @@ class SimProcess:
             endpoint.process_died()
 
     def stop(self) -> None:
-        """Freeze the process as SIGSTOP does."""
-        if self.stopped or not self.alive:
+        """Freeze the process as SIGSTOP does; several stops need as many `go_on`."""
+        if not self.alive:
+            return
+        self._stops += 1
+        if self._stops > 1:
             return
         self._loop.note("stop", self.name)
-        self.stopped = True
         ready, scheduled = self._mine(self._ready), self._mine(self._scheduled)
         self._parked = ready + scheduled
         parked = set(map(id, self._parked))
@@ -123,10 +131,12 @@ class SimProcess:
 
     def go_on(self) -> None:
         """Continue the process as SIGCONT does; what has arrived meanwhile comes first to last."""
-        if not self.stopped or not self.alive:
+        if not self.stopped:
+            return
+        self._stops -= 1
+        if self.stopped:
             return
         self._loop.note("continue", self.name)
-        self.stopped = False
         for handle in self._parked:
             if handle.cancelled():
                 continue

@@ -170,6 +170,9 @@ class SimStream(Stream):
             self._held_up += 1
             sender._stall()
             return
+        if self._network.cuts(sender.host, self.host):
+            self._network.cut(self)
+            return
         data = self._coming.popleft()
         self._inbox.append(self._network.harm(sender.host, self.host, data))
         self._drain()

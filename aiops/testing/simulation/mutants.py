@@ -1,0 +1,230 @@
+"""Planted bugs: the simulator must find each of them, or it would not find the like in earnest.
+
+A mutant changes one function of the product for the length of a run. Each names the scenario
+that is meant to catch it. `tests/simulation` runs a few of them, `make mutants` all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Final
+
+import msgspec
+
+from aiops.roles import consistency, detector, requests, rounds
+from aiops.runtime import customer
+from aiops.van import link
+from aiops_protocol import buffer, delivery
+
+__all__ = ["MUTANTS", "Mutant"]
+
+
+class Mutant(msgspec.Struct, frozen=True):
+    """One planted bug."""
+
+    name: str
+    scenario: str
+    why: str
+    plant: Callable[[], AbstractContextManager[None]]
+
+
+def _replace(owner: Any, name: str, value: Any) -> Callable[[], AbstractContextManager[None]]:
+    @contextmanager
+    def plant() -> Iterator[None]:
+        original = getattr(owner, name)
+        setattr(owner, name, value)
+        try:
+            yield
+        finally:
+            setattr(owner, name, original)
+
+    return plant
+
+
+def _apply_always(self: delivery.Inbox, *_: object) -> delivery.Verdict:
+    return delivery.Verdict.APPLY
+
+
+_judge = delivery.Inbox.judge
+
+
+def _forget_duplicates(
+    self: delivery.Inbox, incarnation: int, seq: int, answered_below: int
+) -> delivery.Verdict:
+    verdict = _judge(self, incarnation, seq, answered_below)
+    if verdict is delivery.Verdict.DUPLICATE and seq == self._base:
+        return delivery.Verdict.APPLY
+    return verdict
+
+
+class _Equal:
+    """A checksum that is always right."""
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _any_checksum(*_: object) -> Any:
+    return _Equal()
+
+
+def _send_nothing_again(self: requests.Channel) -> None:
+    """Forget that requests in flight must go again."""
+
+
+def _take_for_answered(self: requests.Channel) -> None:
+    for part in list(self._flight.values()):
+        if part.outbox is not None:
+            self._settle(part)
+
+
+def _renumber(self: requests.Channel) -> None:
+    for part in list(self._flight.values()):
+        if part.outbox is not None and part.outbox.open:
+            del self._flight[part.request_id]
+            part.outbox.answered(part.seq)
+            part.seq = part.outbox.take()
+            self._launch(part, part.outbox.answered_below, 0.0)
+    _lost(self)
+
+
+_lost = requests.Channel.lost
+
+
+def _everything_answered(self: delivery.Outbox) -> int:
+    return self._next
+
+
+def _arrival_order(self: rounds.Rounds) -> list[int]:
+    pushed = _close(self)
+    return pushed[1:] + pushed[:1]
+
+
+_close = rounds.Rounds.close
+
+
+def _read_early(self: consistency.BspRule, version: int) -> bool:
+    return True
+
+
+def _settle_nothing(self: consistency.BspRule, rank: int, verdict: rounds.Mark) -> None:
+    """Never come to a verdict about a lost worker."""
+
+
+_settle = consistency.BspRule.settle
+
+
+def _settle_alone(self: consistency.BspRule, rank: int, verdict: rounds.Mark) -> None:
+    _settle(self, rank, rounds.NOTHING_SEALED)
+
+
+def _never_dead(self: detector.FailureDetector, now: float) -> tuple[list[int], list[int]]:
+    return [], []
+
+
+def _count_everybody(self: rounds.Rounds, rank: int, contributed: bool, final: bool) -> None:
+    _seal(self, rank, True, final)
+
+
+_seal = rounds.Rounds.seal
+
+
+def _no_reconnect(self: customer.Customer, gone: link.Link, error: object) -> None:
+    server = self._by_link.pop(gone.number, None)
+    if server is not None:
+        server.link = None
+        server.channel.lost()
+
+
+MUTANTS: Final = (
+    Mutant(
+        "no-dedup",
+        "conservation",
+        "every repeat is applied",
+        _replace(delivery.Inbox, "judge", _apply_always),
+    ),
+    Mutant(
+        "short-memory",
+        "conservation",
+        "the newest mutation is forgotten by the record",
+        _replace(delivery.Inbox, "judge", _forget_duplicates),
+    ),
+    Mutant(
+        "no-checksum",
+        "conservation",
+        "damaged bodies are believed",
+        _replace(buffer, "crc32c", _any_checksum),
+    ),
+    Mutant(
+        "no-resend",
+        "conservation",
+        "what was in flight at a cut is never sent again",
+        _replace(requests.Channel, "lost", _send_nothing_again),
+    ),
+    Mutant(
+        "false-ack",
+        "conservation",
+        "a cut counts as an acknowledgement",
+        _replace(requests.Channel, "lost", _take_for_answered),
+    ),
+    Mutant(
+        "new-number",
+        "conservation",
+        "a repeat is sent as a new mutation",
+        _replace(requests.Channel, "lost", _renumber),
+    ),
+    Mutant(
+        "false-mark",
+        "conservation",
+        "the mark says answered of what is not",
+        _replace(delivery.Outbox, "answered_below", property(_everything_answered)),
+    ),
+    Mutant(
+        "no-reconnect",
+        "conservation",
+        "a lost connection is not opened again",
+        _replace(customer.Customer, "link_lost", _no_reconnect),
+    ),
+    Mutant(
+        "fold-order",
+        "agreement",
+        "contributions are not folded in rank order",
+        _replace(rounds.Rounds, "close", _arrival_order),
+    ),
+    Mutant(
+        "read-early",
+        "agreement",
+        "a pull does not wait for its version",
+        _replace(consistency.BspRule, "readable", _read_early),
+    ),
+    Mutant(
+        "wrong-divisor",
+        "agreement",
+        "who did not push is in the divisor",
+        _replace(rounds.Rounds, "seal", _count_everybody),
+    ),
+    Mutant(
+        "no-verdict",
+        "survival",
+        "a lost worker is waited for",
+        _replace(consistency.BspRule, "settle", _settle_nothing),
+    ),
+    Mutant(
+        "lonely-verdict",
+        "survival",
+        "each server judges a lost worker by itself",
+        _replace(consistency.BspRule, "settle", _settle_alone),
+    ),
+    Mutant(
+        "no-detector",
+        "survival",
+        "silence is never taken for death",
+        _replace(detector.FailureDetector, "judge", _never_dead),
+    ),
+)

@@ -1,0 +1,97 @@
+"""Conservation: whatever happens, an acknowledged push is applied once, any other at most once.
+
+In life: asynchronous training over a bad network, with workers that die and come back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+
+from aiops.consistency import ASP
+from aiops.optim import Add
+from aiops.testing.simulation.cluster import SimCluster
+from aiops.testing.simulation.loop import SimLoop
+from aiops.testing.simulation.nemesis import Nemesis
+from aiops.testing.simulation.scenarios.common import HEARTBEAT_S, Broken, all_end, count, read
+from aiops.worker import Worker
+from aiops_protocol.payload import Float32Array
+
+__all__ = ["conservation"]
+
+CUT = 0.02
+"""Chance that a message between a worker and a server is lost, with its connection."""
+
+
+async def conservation(
+    loop: SimLoop,
+    seen: dict[str, int],
+    *,
+    workers: int = 8,
+    servers: int = 4,
+    pushes: int = 30,
+    kills: int = 3,
+) -> None:
+    """Push integers under faults; count how often each part of each push was applied.
+
+    Every push has elements of its own, some on each server, to which it adds one. At the end
+    an element is 1 if that part was applied once, 0 if never, and anything else is a fault.
+    """
+    cluster = SimCluster(
+        loop, servers, workers=workers, on_worker_loss="continue", heartbeat_s=HEARTBEAT_S
+    )
+    await cluster.start()
+    shape = (4 * servers, pushes * workers * (kills + 1))
+    rows_of: dict[int, list[int]] = {}
+    acknowledged: list[int] = []
+    numbers = iter(range(shape[1]))
+    done = {f"worker-{index}": 0 for index in range(workers)}
+
+    async def push_all(worker: Worker) -> None:
+        table = await worker.table("counts", shape=shape, optimizer=Add(), consistency=ASP())
+        while done[worker.name] < pushes:
+            number = next(numbers)
+            rows = rows_of[number] = sorted(
+                loop.rng.sample(range(shape[0]), loop.rng.randint(1, shape[0]))
+            )
+            ones = np.zeros((len(rows), shape[1]), np.float32)
+            ones[:, number] = 1
+            await asyncio.sleep(loop.rng.expovariate(15))
+            await table.push(ones, rows=np.asarray(rows))
+            acknowledged.append(number)
+            done[worker.name] += 1
+
+    running = {name: cluster.worker(name, push_all) for name in done}
+    victims = [*done, *(f"server-{index}" for index in range(servers))]
+    nemesis = Nemesis(cluster, victims, mean_pause_s=0.2, gentle_s=4 * HEARTBEAT_S)
+    # Cuts lose messages and make repeats: they are what this scenario is about.
+    for name in done:
+        for index in range(servers):
+            cluster.network.fault(name, f"server-{index}").cut = CUT
+            cluster.network.fault(f"server-{index}", name).cut = CUT
+    storm = loop.create_task(nemesis.run(3.0))
+    for _ in range(kills):
+        await asyncio.sleep(loop.rng.uniform(0.3, 1.2))
+        name = loop.rng.choice(list(running))
+        if not running[name].done():
+            count(seen, "kill")
+            cluster.kill(name)
+            await asyncio.sleep(loop.rng.expovariate(2))
+            running[name] = cluster.worker(name, push_all)
+    await storm
+    for kind, times in nemesis.injected.items():
+        count(seen, kind, times)
+    await all_end(running.values())
+    counts = await read(cluster, "counts")
+    await cluster.close()
+    _check(counts, rows_of, acknowledged)
+    count(seen, "unacknowledged yet applied", int(counts.any(axis=0).sum()) - len(acknowledged))
+
+
+def _check(counts: Float32Array, rows_of: dict[int, list[int]], acknowledged: list[int]) -> None:
+    if not np.isin(counts, (0, 1)).all():
+        raise Broken(f"parts of pushes were applied {np.unique(counts).tolist()} times")
+    for number in acknowledged:
+        if not (counts[rows_of[number], number] == 1).all():
+            raise Broken(f"push {number} was acknowledged and is not there")
