@@ -263,12 +263,19 @@ class Postoffice:
         else:
             self.ended_well = message.reason
             self._fail(Closed(f"the job has ended: {message.reason}"))
+        if self._link is not None:
+            self._link.close()  # the scheduler waits for everybody to go
 
     def link_lost(self, link: Link, error: AiopsError | None) -> None:
         """Note that the scheduler is gone."""
         if self._leaving:
             return
-        why = str(error) if error is not None else "it said goodbye"
+        goodbye = link.goodbye
+        if goodbye is not None and goodbye.code == ErrorCode.STALE_INCARNATION:
+            self._declared_lost(goodbye.text)
+            return
+        text = goodbye.text if goodbye is not None else ""
+        why = str(error) if error is not None else text or "it said goodbye"
         self._fail(
             NodeFailed(f"the scheduler at {self.scheduler} is gone: {why}", node="scheduler")
         )

@@ -57,6 +57,7 @@ class Nemesis:
         drawn = [kind for kind in FAULTS if self._rng.random() < CHANCE]
         self.kinds = kinds or drawn or ["cut"]
         self.injected: dict[str, int] = dict.fromkeys(self.kinds, 0)
+        self._went_on: dict[str, float] = {}  # when a stopped process went on
         self._pending: dict[asyncio.Task[None], Callable[[], None]] = {}
 
     async def run(self, seconds: float) -> None:
@@ -114,9 +115,16 @@ class Nemesis:
 
     def _stop(self, name: str) -> None:
         process = self._cluster.processes[name]
-        if process.alive:
+        rested = self._cluster.loop.time() - self._went_on.get(name, 0.0)
+        # Stops that follow each other closely would add up to a death sentence.
+        if process.alive and not process.stopped and rested > self._gentle_s:
             process.stop()
-            self._later(process.go_on)
+
+            def go_on() -> None:
+                self._went_on[name] = self._cluster.loop.time()
+                process.go_on()
+
+            self._later(go_on)
 
     def _later(self, undo: Callable[[], None]) -> None:
         async def wait() -> None:
