@@ -321,3 +321,16 @@ async def test_closing_ends_what_is_pending() -> None:
         with pytest.raises(NodeFailed):
             await other.barrier("never")
         await _leave_quietly(other)
+
+
+async def test_a_cluster_does_not_wait_for_a_worker_that_nobody_closes() -> None:
+    """It was told that the job has ended, and its connection to the scheduler ends with that."""
+    async with local_job() as cluster:
+        worker = await cluster.connect()
+        table = await worker.table("w", 4)
+        began = asyncio.get_running_loop().time()
+        await cluster.scheduler.close("enough")
+        assert asyncio.get_running_loop().time() - began < 2
+        with pytest.raises(Closed, match="enough"):
+            await table.pull()
+        await worker.close()
