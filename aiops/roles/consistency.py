@@ -285,7 +285,7 @@ class BspRule(Rule):
         self.rounds.admit(rank, from_version)
 
     def lose(self, rank: int) -> Mark | None:
-        """Let no round close until the verdict about the worker is known."""
+        """Return what the worker has sealed here; what it has not waits for the verdict."""
         return self.rounds.lose(rank)
 
     def settle(self, rank: int, verdict: Mark) -> None:

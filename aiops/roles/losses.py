@@ -2,7 +2,7 @@
 
 The scheduler asks every server how far the worker had sealed its part of each table. What any
 part has sealed is whole in all of them, so the highest answer is the verdict for all. Until it
-is given, no round of those tables closes, and the rank is not given out again.
+is given, rounds wait for what the worker had not sealed, and its rank is not given out again.
 """
 
 from __future__ import annotations

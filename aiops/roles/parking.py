@@ -53,15 +53,13 @@ class Parking:
         """Return the size of what a worker has here."""
         return self._bytes.get(rank, 0)
 
-    def add(self, peer: int, session: Session, request: Request, now: float) -> bool:
-        """Keep a mutation; `False` if the worker has too much here already.
-
-        One that is here already was sent again over a new connection.
-        """
+    def get(self, session: Session, seq: int) -> Waiting | None:
+        """Return a mutation that waits here."""
         queue = self._queues.get(session)
-        if queue is not None and request.seq in queue:
-            queue[request.seq].peer = peer
-            return True
+        return None if queue is None else queue.get(seq)
+
+    def add(self, peer: int, session: Session, request: Request, now: float) -> bool:
+        """Keep a mutation; `False` if the worker has too much here already."""
         rank, size = session[0], len(request.payload)
         parked = self._bytes.get(rank, 0)
         if parked and parked + size > PARKED_BYTES_MAX:

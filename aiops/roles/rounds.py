@@ -47,7 +47,6 @@ class Rounds:
         self._last: dict[int, int] = {}  # rank: takes part only in rounds below this
         self._pushed: dict[int, dict[int, None]] = {}  # round: ranks in the divisor
         self._holds: dict[int, int] = {}  # entering rank: rounds from this one on must wait
-        self._lost: dict[int, None] = {}  # lost ranks whose verdict is not known yet
         self._gone: dict[int, None] = {}  # ranks whose mark nobody will ask for
         self._waiting = set(workers)
 
@@ -103,7 +102,6 @@ class Rounds:
         """
         return (
             not self._waiting
-            and not self._lost
             and all(self.version < at for at in self._holds.values())
             and any(
                 self.version < sealed and self.version < self._last.get(rank, sealed)
@@ -142,7 +140,6 @@ class Rounds:
     def admit(self, rank: int, from_version: int) -> None:
         """Let the worker take part from this round on, as if it had sealed all before it."""
         assert from_version >= self.version
-        assert rank not in self._lost
         self._holds.pop(rank, None)
         self._last.pop(rank, None)
         self._gone.pop(rank, None)
@@ -158,15 +155,13 @@ class Rounds:
     # --- going ---
 
     def lose(self, rank: int) -> Mark | None:
-        """Note that the worker is gone, verdict to come; return what it has sealed here.
+        """Note that the worker is gone; return what it has sealed here, `None` if it took no part.
 
-        No round closes meanwhile. `None`: it never took part.
+        A round that it has sealed here counts with it, whatever the others say, and may close;
+        one that it has not sealed waits for the verdict.
         """
         self._holds.pop(rank, None)
-        mark = self._marks.get(rank)
-        if mark is not None:
-            self._lost[rank] = None
-        return mark
+        return self._marks.get(rank)
 
     def settle(self, rank: int, verdict: Mark) -> None:
         """Apply the verdict: what the worker had sealed at any shard counts at every shard.
@@ -175,7 +170,6 @@ class Rounds:
         contribution is whole all the same. `NOTHING_SEALED` without a loss before: the worker
         left in order, or never opened the table; it takes no part after what it has sealed.
         """
-        self._lost.pop(rank, None)
         self._holds.pop(rank, None)
         mark = self._marks.get(rank)
         if mark is None:
@@ -206,5 +200,4 @@ class Rounds:
         assert self._waiting <= set(self._marks)
         assert set(self._last) <= set(self._marks)
         assert set(self._gone) <= set(self._marks)
-        assert set(self._lost) <= set(self._marks)
         assert all(at >= self.version for at in self._holds.values())

@@ -43,6 +43,7 @@ class Caller(msgspec.Struct, gc=False):
 
     rank: int
     incarnation: int
+    order: int = 0  # of all connections to this server
     pulls_waiting: int = 0
 
 
@@ -222,6 +223,13 @@ class ServedTable:
     # --- waiting ---
 
     def _park(self, peer: int, session: Session, request: Request, now: float) -> list[Action]:
+        again = self.parked.get(session, request.seq)
+        if again is not None:
+            # Sent again over a new connection, unless these are late bytes of the old one.
+            former = self._callers.get(again.peer)
+            if former is None or former.order < self._callers[peer].order:
+                again.peer = peer
+            return []
         if self.parked.add(peer, session, request, now):
             return []
         text = (

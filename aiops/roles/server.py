@@ -61,6 +61,7 @@ class ServerCore:
         self._budget = Budget(memory_limit_bytes)
         self._reserved: dict[int, int] = {}  # bytes per table, without the places of latecomers
         self._callers: dict[int, Caller] = {}
+        self._connections = 0  # that there have ever been
         self._newest: dict[int, int] = {}  # rank: lowest incarnation that may speak
         self._lost: dict[int, int] = {}  # rank: incarnation whose verdict is awaited
         self._departed: dict[int, int] = {}  # rank: incarnation that left, still connected
@@ -89,7 +90,8 @@ class ServerCore:
         """Note a new data connection; older ones of a former incarnation are dropped."""
         if incarnation < self._newest.get(rank, 0):  # lost since it was welcomed
             return [_drop(peer, rank)]
-        self._callers[peer] = Caller(rank, incarnation)
+        self._connections += 1
+        self._callers[peer] = Caller(rank, incarnation, self._connections)
         return self._fence(rank, incarnation)
 
     def _fence(self, rank: int, incarnation: int) -> list[Action]:
