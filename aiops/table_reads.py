@@ -71,24 +71,32 @@ class Reads:
     ) -> dict[int, int]:
         """Pull pieces of at least the wanted version (of each shard); return those that came.
 
-        Cancelling is harmless; the memory is not written any more.
+        With rounds, all pieces of a shard are of the version returned. Cancelling is harmless;
+        the memory is not written any more.
         """
         table = self._table
-        operation = table.customer.operation(verb, table.subject(choice), timeout_s)
-        for piece in pieces:
-            Part(
-                operation,
-                Pull,
-                table.table_id,
-                piece.shard,
-                clock=wanted if isinstance(wanted, int) else wanted[piece.shard],
-                begin=piece.begin,
-                end=piece.end,
-                ranges=piece.ranges,
-                into=memory[4 * piece.start : 4 * piece.stop],
-            )
-        await self._perform(operation)
-        return operation.versions
+        versions: dict[int, int] = {}
+        while True:
+            operation = table.customer.operation(verb, table.subject(choice), timeout_s)
+            for piece in pieces:
+                Part(
+                    operation,
+                    Pull,
+                    table.table_id,
+                    piece.shard,
+                    clock=wanted if isinstance(wanted, int) else wanted[piece.shard],
+                    begin=piece.begin,
+                    end=piece.end,
+                    ranges=piece.ranges,
+                    into=memory[4 * piece.start : 4 * piece.stop],
+                )
+            await self._perform(operation)
+            versions |= operation.versions
+            if not operation.torn or not table.has_rounds:
+                return versions
+            # For a worker outside of the rounds one can close between two pieces of a shard.
+            pieces = [piece for piece in pieces if piece.shard in operation.torn]
+            wanted = versions
 
     async def _perform(self, operation: Operation) -> None:
         table = self._table

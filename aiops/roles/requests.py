@@ -48,11 +48,18 @@ class Operation:
     started_at, deadline
         Instants of the loop's clock. The deadline is of the whole call when `explicit`, else
         it is put off while answers arrive or a server says that the call waits by rule.
+    called_at
+        The shell's own, finer clock at the call, for the latency.
     waiting_for
         Worker ranks that the last PARKED named.
+    versions
+        By shard, of the last answer.
+    torn
+        Shards whose answers to a pull differ in version: a round closed between them.
     """
 
     __slots__ = (
+        "called_at",
         "deadline",
         "done",
         "error",
@@ -63,6 +70,7 @@ class Operation:
         "started_at",
         "subject",
         "token",
+        "torn",
         "verb",
         "versions",
         "waiting_for",
@@ -75,12 +83,14 @@ class Operation:
         self.verb = verb
         self.subject = subject
         self.started_at = now
+        self.called_at = 0.0
         self.quiet_s = quiet_s
         self.explicit = limit_s is not None
         self.deadline = now + (quiet_s if limit_s is None else limit_s)
         self.parts: list[Part] = []
         self.parts_left = 0
         self.versions: dict[int, int] = {}
+        self.torn: dict[int, None] = {}
         self.waiting_for: list[int] = []
         self.warned_at = now
         self.error: AiopsError | None = None
@@ -324,6 +334,9 @@ class Channel:
         else:
             text = f"a {type(reply).__name__} answered a {part.kind.__name__}"
             operation.error = rejection(ErrorCode.UNEXPECTED_FRAME, f"{operation.subject}: {text}")
+        known = operation.versions.get(part.shard, reply.version)
+        if known != reply.version and part.outbox is None:
+            operation.torn[part.shard] = None
         operation.versions[part.shard] = reply.version
         self._settle(part)
         return part

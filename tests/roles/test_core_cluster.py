@@ -52,6 +52,22 @@ class Momentums:
 SPEC = spec_of("w", SIZE, optimizer="momentum", settings={"lr": 0.5, "momentum": 0.5})
 
 
+def watcher(pulls: int, seen: list[tuple[int, Float32Array]]) -> Callable[[WorkerNode], Script]:
+    """Takes no part in the rounds, and looks at the table again and again."""
+
+    def script(worker: WorkerNode) -> Script:
+        yield from joined(worker)
+        table = yield from opened(worker, SPEC)
+        left = table.seal(final=True)
+        yield lambda: left.done
+        for _ in range(pulls):
+            values, version = yield from table.pull_newest()
+            seen.append((version, values))
+        yield from leave(worker, table)
+
+    return script
+
+
 def trainer(steps: int, seen: list[tuple[int, Float32Array]]) -> Callable[[WorkerNode], Script]:
     def script(worker: WorkerNode) -> Script:
         yield from joined(worker)
@@ -100,6 +116,25 @@ def test_bsp_bits_depend_neither_on_order_nor_on_servers_nor_on_cuts(
         ]
     )
     assert same_bits(final, versions[-1])
+
+
+@given(seed=seeds, servers=st.integers(1, 3))
+def test_who_only_watches_sees_whole_versions(seed: int, servers: int) -> None:
+    """Also when a round closes between the answers to two pieces of its pull."""
+    cluster = CoreCluster(seed, servers, workers=3)
+    seen: list[tuple[int, Float32Array]] = []
+    for index in range(2):
+        cluster.worker(f"worker-{index}", trainer(6, []))
+    cluster.worker("worker-2", watcher(8, seen))
+    cluster.run()
+    model = Momentums()
+    versions = [model.values.copy()]
+    for clock in range(6):
+        model.close([gradient(f"worker-{index}", 1, clock) for index in range(2)])
+        versions.append(model.values.copy())
+    assert len(seen) == 8
+    for version, values in seen:
+        assert same_bits(values, versions[version])
 
 
 @given(seed=seeds, servers=st.integers(1, 4), workers=st.integers(1, 8))

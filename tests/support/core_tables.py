@@ -173,23 +173,46 @@ class CoreTable:
     def pull(self, version: int | None = None) -> Steps[tuple[Float32Array, dict[int, int]]]:
         """Pull everything; `None`: of this worker's clock."""
         values = np.full(self.size, np.nan, np.float32)
-        memory = as_bytes(values)
-        operation = self._operation("pull")
-        for shard, low, high in self._pieces(0, self.size):
-            Part(
-                operation,
-                Pull,
-                self.table_id,
-                shard,
-                clock=self.clock if version is None else version,
-                begin=low,
-                end=high,
-                into=memory[4 * low : 4 * high],
-            )
-        self._start(operation)
+        wanted = self.clock if version is None else version
+        operation = self._ask(values, dict.fromkeys(range(len(self.parts)), wanted))
         yield lambda: operation.done
         self.check(operation)
         return values, operation.versions
+
+    def pull_newest(self) -> Steps[tuple[Float32Array, int]]:
+        """Pull everything of one version, for a worker that is outside of the rounds."""
+        values = np.full(self.size, np.nan, np.float32)
+        versions = dict.fromkeys(range(len(self.parts)), 0)
+        stale = dict(versions)
+        while stale:
+            operation = self._ask(values, stale)
+            yield lambda operation=operation: operation.done  # type: ignore[misc]
+            self.check(operation)
+            versions |= operation.versions
+            newest = max(versions.values())
+            stale = {
+                shard: newest
+                for shard, version in versions.items()
+                if version < newest or shard in operation.torn
+            }
+        return values, max(versions.values())
+
+    def _ask(self, values: Float32Array, wanted: dict[int, int]) -> Operation:
+        memory = as_bytes(values)
+        operation = self._operation("pull")
+        for shard, low, high in self._pieces(0, self.size):
+            if shard in wanted:
+                Part(
+                    operation,
+                    Pull,
+                    self.table_id,
+                    shard,
+                    clock=wanted[shard],
+                    begin=low,
+                    end=high,
+                    into=memory[4 * low : 4 * high],
+                )
+        return self._start(operation)
 
     @staticmethod
     def check(operation: Operation) -> None:
