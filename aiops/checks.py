@@ -8,7 +8,7 @@ import numpy as np
 
 from aiops.errors import ConfigError, UsageError
 from aiops_protocol.limits import NAME_CHARS_MAX
-from aiops_protocol.payload import Float32Array
+from aiops_protocol.payload import Float32Array, all_finite
 
 __all__ = ["check_array", "check_count", "check_name", "check_out", "check_timeout"]
 
@@ -68,7 +68,7 @@ def check_array(
     if array.shape != shape:
         raise UsageError(f"{what}: the array has shape {array.shape}, expected {shape}")
     flat: Float32Array = array.reshape(-1) if array.flags.c_contiguous else array.ravel()
-    if not allow_nonfinite and not _finite(flat):
+    if not allow_nonfinite and not all_finite(flat):
         bad = int(np.flatnonzero(~np.isfinite(flat))[0])
         where = tuple(int(i) for i in np.unravel_index(bad, shape)) if shape else ()
         raise UsageError(
@@ -88,12 +88,6 @@ def _plain(array: object, what: str) -> Float32Array:
             "(numpy.asarray(x, numpy.float32))"
         )
     return np.asarray(array)
-
-
-def _finite(flat: Float32Array) -> bool:
-    # One pass at memory speed; only a sum of squares that overflows needs the exact look.
-    with np.errstate(all="ignore"):
-        return bool(np.isfinite(np.dot(flat, flat))) or bool(np.isfinite(flat).all())
 
 
 def check_out(out: object, shape: tuple[int, ...], what: str) -> None:

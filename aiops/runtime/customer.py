@@ -8,6 +8,7 @@ repeats. One timer serves all deadlines.
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Final
 
 from aiops.errors import AiopsError, Closed, NodeFailed, RequestTimeout
@@ -153,7 +154,10 @@ class Customer:
 
     def operation(self, verb: str, subject: str, timeout_s: float | None) -> Operation:
         """Begin a call; parts are added to it and `start` sends them."""
-        return Operation(verb, subject, self._loop.time(), QUIET_TIMEOUT_S, timeout_s)
+        operation = Operation(verb, subject, self._loop.time(), QUIET_TIMEOUT_S, timeout_s)
+        # The loop's clock stands still within a turn and, on uvloop, moves in milliseconds.
+        operation.called_at = time.perf_counter()
+        return operation
 
     def start(self, operation: Operation, servers: list[int]) -> asyncio.Future[None]:
         """Send the parts of an operation; `servers` has the rank for each shard.
@@ -264,7 +268,7 @@ class Customer:
             histogram = self.latency.get(operation.verb)
             if histogram is None:
                 histogram = self.latency[operation.verb] = LatencyHistogram()
-            histogram.record(self._loop.time() - operation.started_at)
+            histogram.record(time.perf_counter() - operation.called_at)
         future = operation.token
         if future.done():
             return

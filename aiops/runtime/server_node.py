@@ -27,7 +27,7 @@ from aiops.van.base import Address, Listener, Stream, StreamHandler, Van
 from aiops.van.link import Link
 from aiops_protocol.control import Join, Joined, Leave, NodeReport, Refused
 from aiops_protocol.errors import ErrorCode
-from aiops_protocol.frames import Control, Frame, Kind, Request
+from aiops_protocol.frames import Control, Frame, Kind, Request, Value
 from aiops_protocol.handshake import Hello, Purpose, Role, ServerHandshake
 from aiops_protocol.limits import PULL_WINDOW_BYTES, SEGMENT_BYTES
 
@@ -39,6 +39,10 @@ TICK_S: Final = 0.25
 SLOW_READER_BYTES: Final = PULL_WINDOW_BYTES + 2 * SEGMENT_BYTES
 """A correct worker asks for no more than a pull window at a time; who has more unread than that
 does not read, and is cut off."""
+
+LEND_BYTES: Final = 64 * 1024
+"""Answers from this size on are sent from the live values, without a copy; what is unsent when
+the values change is copied then. Smaller ones fit into the kernel at once anyway."""
 
 MEMORY_SHARE: Final = 0.8
 """Part of the machine's memory that shards may take unless told otherwise."""
@@ -105,6 +109,7 @@ class Server:
         self._links: dict[int, Link] = {}
         self._receiving: dict[int, bytearray] = {}  # link: segment being received
         self._spare: list[bytearray] = []
+        self._lent: dict[int, Link] = {}  # streams that may still read from live values
         self._joined: Joined | None = None
         self._joining: asyncio.Future[Joined] | None = None
         self._ended: asyncio.Future[Ended] | None = None
@@ -278,7 +283,15 @@ class Server:
         elif isinstance(frame, Control):
             self._from_scheduler(frame)
 
+    def _take_back(self) -> None:
+        """Copy what was lent to streams and is not sent yet: values are about to change."""
+        lent, self._lent = self._lent, {}
+        for link in lent.values():
+            link.stream.own()
+
     def _handle(self, link: Link, frame: Request) -> list[Action]:
+        if self._lent and frame.kind is not Kind.PULL:
+            self._take_back()
         now = asyncio.get_running_loop().time()
         if self._spans is None or frame.kind is not Kind.SEAL:
             return self._core.request(link.number, frame, now)
@@ -304,6 +317,7 @@ class Server:
             if not self._joining.done():
                 self._joining.set_exception(rejection(message.code, message.text))
         else:
+            self._take_back()
             self._perform(self._core.order(message, asyncio.get_running_loop().time()))
 
     def link_pinged(self, link: Link) -> None:
@@ -321,6 +335,7 @@ class Server:
             self._scheduler_lost(error)
             return
         self._return_segment(link)
+        self._lent.pop(link.number, None)
         self._bytes_gone[0] += link.bytes_sent
         self._bytes_gone[1] += link.bytes_received
         if self._links.pop(link.number, None) is None:
@@ -381,7 +396,13 @@ class Server:
     def _send(self, link: Link | None, action: Send) -> None:
         if link is None:
             return
-        link.send(action.frame)
+        frame = action.frame
+        if type(frame) is Value and len(frame.payload) >= LEND_BYTES:
+            link.send(frame, borrowed=True)
+            if link.stream.pending_bytes:
+                self._lent[link.number] = link
+        else:
+            link.send(frame)
         if link.stream.pending_bytes > SLOW_READER_BYTES:
             link.abort(ConnectionLost(f"{link} does not read its answers", peer=str(link)))
 

@@ -128,11 +128,14 @@ class Link:
 
     # --- sending ---
 
-    def send(self, frame: Frame) -> None:
-        """Send a frame; what the kernel does not take at once is copied. Lost links ignore it."""
+    def send(self, frame: Frame, *, borrowed: bool = False) -> None:
+        """Send a frame; what the kernel does not take at once is copied, unless borrowed.
+
+        Lost links ignore it.
+        """
         if self.ready:
             header, payload = self._connection.encode(frame)
-            self._write(header, payload)
+            self.send_encoded(header, payload, borrowed=borrowed)
 
     def send_encoded(self, header: Buffer, payload: Buffer, *, borrowed: bool) -> None:
         """Send a frame that is already bytes, for example once more over a new connection."""
@@ -143,10 +146,9 @@ class Link:
             else:
                 self.stream.write(header)
 
-    def _write(self, *buffers: Buffer) -> None:
-        for buffer in buffers:
-            self.bytes_sent += len(buffer)
-        self.stream.write(*(buffer for buffer in buffers if len(buffer)))
+    def _write(self, data: bytes) -> None:
+        self.bytes_sent += len(data)
+        self.stream.write(data)
 
     def close(self, code: ErrorCode = ErrorCode.OK, text: str = "") -> None:
         """Say goodbye, send what is pending, and end. Idempotent."""
@@ -226,7 +228,8 @@ class Link:
         self._error = PeerMisbehaved(f"{self}: {error.message}")
         self._error.__cause__ = error
         if self._connection.state is State.FAILED:  # one last word: why
-            self._write(*self._connection.encode(Goodbye(error.code, error.message[:200])))
+            header, text = self._connection.encode(Goodbye(error.code, error.message[:200]))
+            self._write(header + bytes(text))
         elif not isinstance(self._connection.handshake, ClientHandshake):
             for reply in self._connection.take_replies():
                 self._write(reply)

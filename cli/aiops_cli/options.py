@@ -96,7 +96,7 @@ def policy_options(command: Command) -> Command:
 
 
 def logging_options(
-    default_level: Literal["info", "warning"],
+    default_level: Literal["info", "warning", "error"],
 ) -> Callable[[Command], Command]:
     """Add options for logs and tracebacks; the logs are set up before the command runs."""
 

@@ -49,7 +49,11 @@ def test_the_same_seed_is_the_same_run(scenario: str) -> None:
         "import json; from aiops.testing.simulation.scenarios import run_scenario; "
         f"print(json.dumps({{s: run_scenario({scenario!r}, s).digest for s in (2, 3, 1)}}))"
     )
-    environment = {**os.environ, "PYTHONHASHSEED": "271828", "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = {
+        **os.environ,
+        "PYTHONHASHSEED": "271828",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     )
