@@ -23,6 +23,11 @@ FIRST_BEAT_S: Final = 10.0
 """A node that has just joined may take so long to send its first heartbeat."""
 
 
+EXCUSE_S: Final = 2.0
+"""After its event loop was held up, a node waits so long for news before it judges anybody: a
+heartbeat connection may have to be opened again first."""
+
+
 class _Watch(msgspec.Struct):
     heard_at: float
     grace_s: float
@@ -90,16 +95,21 @@ class Lease:
     slow or one-way link never makes it longer than the scheduler believes it to be.
     """
 
-    __slots__ = ("_answered_at", "heartbeat_s")
+    __slots__ = ("_answered_at", "_excused_until", "heartbeat_s")
 
     def __init__(self, heartbeat_s: float, now: float) -> None:
         self.heartbeat_s = heartbeat_s
         # Like the scheduler's first patience with a node that has just joined.
         self._answered_at = now + FIRST_BEAT_S
+        self._excused_until = now
 
     def renew(self, sent_at: float) -> None:
         """Note that the heartbeat sent at this moment was answered."""
         self._answered_at = sent_at
+
+    def excuse(self, now: float) -> None:
+        """Judge nothing for a moment: this process has not been running, so nothing was heard."""
+        self._excused_until = now + EXCUSE_S
 
     def silent_s(self, now: float) -> float:
         """Return for how long the scheduler has not answered."""
@@ -107,8 +117,12 @@ class Lease:
 
     def expired(self, now: float) -> bool:
         """Whether this node must stop serving until it is heard again."""
-        return now - self._answered_at >= FENCE_PERIODS * self.heartbeat_s
+        return self._silent_for(FENCE_PERIODS, now)
 
     def orphaned(self, now: float) -> bool:
         """Whether the scheduler must be taken for gone."""
-        return now - self._answered_at >= ORPHAN_PERIODS * self.heartbeat_s
+        return self._silent_for(ORPHAN_PERIODS, now)
+
+    def _silent_for(self, periods: int, now: float) -> bool:
+        silent = now - self._answered_at >= periods * self.heartbeat_s
+        return silent and now >= self._excused_until

@@ -40,7 +40,6 @@ class Heartbeat(Protocol):
     """Keeps a lease renewed until it is closed."""
 
     lease: Lease
-    from_thread: bool
 
     def start(self) -> None:
         """Begin to beat."""
@@ -94,8 +93,6 @@ def make_heartbeat(
 
 class LoopHeartbeat:
     """Beats from the event loop, over any van."""
-
-    from_thread = False
 
     def __init__(
         self, van: Van, identity: Identity, heartbeat_s: float, fenced: Callable[[str], None]
@@ -177,8 +174,6 @@ class ThreadHeartbeat:
     fenced
         Called in the event loop when the scheduler has ended the connection with a reason.
     """
-
-    from_thread = True
 
     def __init__(
         self, identity: Identity, heartbeat_s: float, fenced: Callable[[str], None]

@@ -324,9 +324,9 @@ class Postoffice:
         loop, period_s = asyncio.get_running_loop(), self.joined.heartbeat_s
         late_s, self._lease_at = loop.time() - self._lease_at, loop.time() + period_s
         self._lease_timer = loop.call_at(self._lease_at, self._check_lease)
-        if late_s > period_s and not self._heart.from_thread:
-            return  # this loop was held up: its own heartbeats have not been read yet
         now = time.monotonic()
+        if late_s > period_s:
+            self._heart.lease.excuse(now)
         if self._heart.lease.orphaned(now):
             silent_s = self._heart.lease.silent_s(now)
             text = f"the scheduler at {self.scheduler} has not answered for {silent_s:.1f} s"

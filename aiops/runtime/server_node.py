@@ -263,7 +263,10 @@ class Server:
         link.tag = f"worker {link.hello.rank}"
         self._links[link.number] = link
         self._counters["connections"] += 1
-        self._perform(self._core.connected(link.number, link.hello.rank, link.hello.incarnation))
+        hello = link.hello
+        self._perform(
+            self._core.connected(link.number, hello.rank, hello.incarnation, hello.customers)
+        )
 
     def _is_control(self, link: Link) -> bool:
         return link is self._control or link.tag == "the scheduler"
@@ -420,8 +423,8 @@ class Server:
         """Stop serving while the scheduler does not answer; give it up after a long while."""
         assert self._heart is not None
         lease, now = self._heart.lease, time.monotonic()
-        if late_s > lease.heartbeat_s and not self._heart.from_thread:
-            return  # this loop was held up: its own heartbeats have not been read yet
+        if late_s > lease.heartbeat_s:
+            lease.excuse(now)
         if lease.orphaned(now):
             silent_s = lease.silent_s(now)
             text = f"the scheduler at {self._scheduler} has not answered for {silent_s:.1f} s"
