@@ -22,8 +22,8 @@ from aiops.shard import Selection, select, selected_elements
 from aiops_protocol.control import TableSpec
 from aiops_protocol.delivery import Inbox, Verdict
 from aiops_protocol.errors import ErrorCode
-from aiops_protocol.frames import Assign, Flag, Pull, PushPull, Request, Seal
-from aiops_protocol.limits import CUSTOMERS_MAX, PAYLOAD_BYTES_MAX
+from aiops_protocol.frames import AckLevel, Assign, Flag, Pull, PushPull, Request, Seal
+from aiops_protocol.limits import PAYLOAD_BYTES_MAX
 from aiops_protocol.payload import Float32Array, all_finite, as_float32
 
 __all__ = ["Caller", "ServedTable"]
@@ -34,6 +34,7 @@ PULLS_WAITING_MAX: Final = 4096
 _INITIAL: Final = int(Flag.INITIAL)
 _CONTRIBUTED: Final = int(Flag.CONTRIBUTED)
 _FINAL: Final = int(Flag.FINAL)
+_HIGHEST_LEVEL: Final = int(AckLevel.APPLIED)
 
 OK: Final = ErrorCode.OK
 
@@ -44,6 +45,7 @@ class Caller(msgspec.Struct, gc=False):
     rank: int
     incarnation: int
     order: int = 0  # of all connections to this server
+    customers: int = 1  # its sessions are the numbers below
     pulls_waiting: int = 0
 
 
@@ -139,8 +141,8 @@ class ServedTable:
         session = (caller.rank, request.session)
         inbox = self.inboxes.get(session)
         if inbox is None or inbox.incarnation < caller.incarnation:
-            if request.session >= CUSTOMERS_MAX:
-                text = f"a worker has at most {CUSTOMERS_MAX} customers"
+            if request.session >= caller.customers:
+                text = f"session {request.session} of a worker with {caller.customers} customers"
                 return [self._refuse(peer, request, ErrorCode.OUT_OF_WINDOW, text)]
             inbox = self.inboxes[session] = Inbox(caller.incarnation)
             self.parked.forget(session)
@@ -166,6 +168,8 @@ class ServedTable:
     def _apply(self, caller: Caller, request: Request) -> tuple[Outcome, str]:
         """Let the rule take a mutation; the text is for a refusal that needs one."""
         flags = request.flags
+        if request.ack_level > _HIGHEST_LEVEL:
+            return ErrorCode.INVALID_SETTING, "this server promises no more than APPLIED"
         if self._to_initialise and not flags & _INITIAL:
             return ErrorCode.NOT_INITIALISED, ""
         if type(request) is Seal:

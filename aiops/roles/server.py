@@ -86,12 +86,12 @@ class ServerCore:
             return ErrorCode.STALE_INCARNATION
         return ErrorCode.OK
 
-    def connected(self, peer: int, rank: int, incarnation: int) -> list[Action]:
+    def connected(self, peer: int, rank: int, incarnation: int, customers: int = 1) -> list[Action]:
         """Note a new data connection; older ones of a former incarnation are dropped."""
         if incarnation < self._newest.get(rank, 0):  # lost since it was welcomed
             return [_drop(peer, rank)]
         self._connections += 1
-        self._callers[peer] = Caller(rank, incarnation, self._connections)
+        self._callers[peer] = Caller(rank, incarnation, self._connections, customers)
         return self._fence(rank, incarnation)
 
     def _fence(self, rank: int, incarnation: int) -> list[Action]:

@@ -17,7 +17,18 @@ from aiops_protocol.control import (
     Shutdown,
 )
 from aiops_protocol.errors import ErrorCode
-from aiops_protocol.frames import Ack, Assign, Flag, Pull, Push, Seal, Value
+from aiops_protocol.frames import (
+    Ack,
+    AckLevel,
+    Assign,
+    Flag,
+    Pull,
+    Push,
+    PushPull,
+    Request,
+    Seal,
+    Value,
+)
 from aiops_protocol.limits import CUSTOMERS_MAX, PAYLOAD_BYTES_MAX, WINDOW_MUTATIONS
 from core_tables import spec_of
 from served import INITIAL, Served, acked, refusal, replies, reply, values_of
@@ -198,13 +209,34 @@ def test_numbers_beyond_the_window_are_refused() -> None:
     assert served.values[0] == 1
 
 
-def test_a_worker_has_a_bounded_number_of_customers() -> None:
-    served = asp()
-    for session in (CUSTOMERS_MAX, 65_535):
-        found = served.push(0, [1], session=session, seq=1, answered_below=1)
-        assert refusal(found)[0] is ErrorCode.OUT_OF_WINDOW
-    assert acked(served.push(0, [1], session=CUSTOMERS_MAX - 1, seq=1, answered_below=1))
+@pytest.mark.parametrize("customers", [1, 5, CUSTOMERS_MAX])
+def test_a_worker_has_the_customers_that_it_has_told_of(customers: int) -> None:
+    """Each session costs a record of deliveries: no more than were agreed."""
+    served = asp(workers=())
+    served.connect(0, customers=customers)
+    for session in (customers, 65_535):
+        code, text = refusal(served.push(0, [1], session=session, seq=1, answered_below=1))
+        assert code is ErrorCode.OUT_OF_WINDOW
+        assert f"session {session} of a worker with {customers}" in text
+    assert acked(served.push(0, [1], session=customers - 1, seq=1, answered_below=1))
     assert len(served.table.inboxes) == 1
+
+
+@pytest.mark.parametrize("level", [AckLevel.REPLICATED, AckLevel.DURABLE, 4, 255])
+@pytest.mark.parametrize("kind", [Push, PushPull, Assign, Seal])
+def test_no_more_is_promised_than_can_be_kept(kind: type[Request], level: int) -> None:
+    """An ACK at APPLIED in place of DURABLE would be a lie; a repeat is refused as well."""
+    served = asp()
+    where = {"begin": 0, "end": 1, "payload": F(1).tobytes()} if kind is not Seal else {}
+    request = served.mutation(kind, 0, ack_level=level, **where)
+    code, text = refusal(served.ask(10, request))
+    assert code is ErrorCode.INVALID_SETTING
+    assert "no more than APPLIED" in text
+    assert refusal(served.ask(10, request))[0] is ErrorCode.INVALID_SETTING
+    assert served.values[0] == 0
+    for level_kept in (AckLevel.RECEIVED, AckLevel.APPLIED):
+        assert acked(served.push(0, [1], ack_level=level_kept))
+    assert served.values[0] == 2
 
 
 def test_sessions_of_one_worker_are_numbered_apart() -> None:

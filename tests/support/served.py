@@ -54,9 +54,12 @@ class Served:
     def values(self) -> Float32Array:
         return self.table.rule.shard.values
 
-    def connect(self, rank: int, incarnation: int = 1, peer: int | None = None) -> list[Action]:
+    def connect(
+        self, rank: int, incarnation: int = 1, peer: int | None = None, customers: int = 3
+    ) -> list[Action]:
         self.seqs.setdefault(rank, 0)
-        return self.core.connected(10 + rank if peer is None else peer, rank, incarnation)
+        peer = 10 + rank if peer is None else peer
+        return self.core.connected(peer, rank, incarnation, customers)
 
     def ask(self, peer: int, request: Request) -> list[Action]:
         """Send a request; the server's invariants hold afterwards."""
