@@ -91,6 +91,48 @@ async def test_a_ledger_is_accepted(history: Path, weather: Weather) -> None:
     assert verdict.notes == []
 
 
+async def test_readers_and_late_comers_are_accepted(history: Path) -> None:
+    """Who takes part in no round gets the newest version, and who comes late the next round."""
+    begun = asyncio.Event()
+
+    async def train(worker: aiops.Worker) -> None:
+        table = await worker.table("shared", shape=(40, 5), optimizer=Add())
+        table.local.pull_every(0.002)
+        async for step in worker.steps(25):
+            await table.push(np.ones((40, 5), np.float32))
+            if step == 3:
+                begun.set()
+            await asyncio.sleep(0.002)
+        await worker.finish()
+        await table.pull()
+
+    async def read(cluster: aiops.LocalCluster) -> None:
+        await begun.wait()
+        async with cluster.connect("reader") as worker:
+            await worker.finish()
+            table = await worker.table("shared")
+            seen = 0
+            async for _, _ in table.updates():
+                await table.pull(rows=[1, 39])
+                seen += 1
+                if seen == 4:
+                    break
+
+    async def come_late(cluster: aiops.LocalCluster) -> None:
+        await begun.wait()
+        async with cluster.connect("late") as worker:
+            table = await worker.table("shared")
+            for _ in range(3):
+                await table.push_pull(np.full((40, 5), 2, np.float32))
+                await worker.tick()
+
+    async with guarded(), aiops.LocalCluster(servers=2) as cluster:
+        await asyncio.gather(cluster.run(train, workers=2), read(cluster), come_late(cluster))
+    verdict = verdict_on(history)
+    assert verdict.violations == []
+    assert verdict.workers == 4
+
+
 async def test_unknown_outcomes_are_written_as_such_and_accepted(history: Path) -> None:
     """A push that timed out in a black hole takes effect when the hole is over."""
     async with guarded(), ChaosCluster(servers=1) as cluster:
