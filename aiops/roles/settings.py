@@ -51,6 +51,8 @@ class SchedulerSettings:
             raise ConfigError(
                 f'on_worker_loss is {self.on_worker_loss!r}; it must be "fail" or "continue"'
             )
+        if self.min_workers < 0:
+            raise ConfigError(f"min_workers is {self.min_workers}; it must be 0 or more")
         if self.workers and self.min_workers > self.workers:
             raise ConfigError(
                 f"min_workers is {self.min_workers}, more than the {self.workers} workers expected"
@@ -60,3 +62,5 @@ class SchedulerSettings:
                 raise ConfigError(
                     f"{name} is {getattr(self, name)}; it must be from 0.002 to 3600 seconds"
                 )
+        if self.join_timeout_s is not None and not self.join_timeout_s > 0:
+            raise ConfigError(f"join_timeout_s is {self.join_timeout_s}; it must be above 0")

@@ -1,0 +1,414 @@
+"""The worker's side of requests: windows, order, repeats, and what is given up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiops.errors import AiopsError, RemoteError, RequestRejected, UsageError
+from aiops.roles.requests import PULLS_BYTES_MAX, WAIT_TIMEOUT_S, Channel, Operation, Part
+from aiops_protocol.delivery import Outbox
+from aiops_protocol.errors import ErrorCode
+from aiops_protocol.frames import (
+    Ack,
+    Assign,
+    Parked,
+    Pull,
+    Push,
+    PushPull,
+    Reject,
+    Reply,
+    Request,
+    Seal,
+    Value,
+)
+from aiops_protocol.limits import PULL_WINDOW_BYTES, WINDOW_MUTATIONS
+from wire_bytes import decode
+
+QUIET_S = 60.0
+
+
+class Desk:
+    """A channel, and short words for what is done to it."""
+
+    def __init__(self, window_bytes: int = 100) -> None:
+        self.channel = Channel(3)
+        self.channel.window_bytes = window_bytes
+        self.outbox = Outbox()
+
+    def operation(self, verb: str = "push", limit_s: float | None = None) -> Operation:
+        return Operation(verb, "table w", 0.0, QUIET_S, limit_s)
+
+    def mutation(self, size: int = 4, outbox: Outbox | None = None, **fields: Any) -> Part:
+        kind = fields.pop("kind", Push)
+        operation = fields.pop("operation", None) or self.operation()
+        part = Part(
+            operation,
+            kind,
+            1,
+            0,
+            begin=0,
+            end=size // 4,
+            payload=bytes(size),
+            outbox=outbox or self.outbox,
+            **fields,
+        )
+        self.channel.submit(part)
+        return part
+
+    def pull(self, size: int = 4, operation: Operation | None = None) -> Part:
+        into = memoryview(bytearray(size))
+        part = Part(
+            operation or self.operation("pull"), Pull, 1, 0, begin=0, end=size // 4, into=into
+        )
+        self.channel.submit(part)
+        return part
+
+    def send(self) -> list[Part]:
+        """All that may be sent now."""
+        parts = []
+        while (part := self.channel.next_part(0.0)) is not None:
+            parts.append(part)
+        self.channel.validate()
+        return parts
+
+    def answer(self, part: Part, kind: type[Reply] = Ack, now: float = 0.0, **fields: Any) -> Any:
+        reply = kind(request_id=part.request_id, seq=part.seq, **fields)
+        settled = self.channel.answer(reply, now)
+        self.channel.validate()
+        return settled
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+def frame(part: Part) -> Request:
+    request = decode(bytes(part.header) + bytes(part.payload))
+    assert isinstance(request, Request)
+    return request
+
+
+# --- windows ---
+
+
+def test_bytes_beyond_the_window_wait_until_answers_make_room(desk: Desk) -> None:
+    parts = [desk.mutation(40) for _ in range(4)]
+    assert desk.send() == parts[:2]
+    assert desk.channel.waiting
+    desk.answer(parts[0])
+    assert desk.send() == parts[2:3]
+    desk.answer(parts[1])
+    desk.answer(parts[2])
+    assert desk.send() == parts[3:]
+    assert not desk.channel.waiting
+
+
+def test_what_is_larger_than_the_window_passes_alone(desk: Desk) -> None:
+    large = desk.mutation(400)
+    small = desk.mutation(4)
+    assert desk.send() == [large]
+    desk.answer(large)
+    assert desk.send() == [small]
+
+
+def test_a_session_has_a_window_of_mutations_that_the_oldest_holds_open(desk: Desk) -> None:
+    """The server remembers so many numbers; the oldest unanswered one bounds them."""
+    desk.channel.window_bytes = 1 << 30
+    parts = [desk.mutation() for _ in range(WINDOW_MUTATIONS + 2)]
+    assert desk.send() == parts[:WINDOW_MUTATIONS]
+    for part in parts[1:WINDOW_MUTATIONS]:
+        desk.answer(part)
+    assert desk.send() == []
+    desk.answer(parts[0])
+    assert desk.send() == parts[WINDOW_MUTATIONS:]
+
+
+def test_a_table_that_waits_does_not_hold_up_another(desk: Desk) -> None:
+    """Also when what waits by rule fills the window of bytes."""
+    other = Outbox()
+    stuck = [desk.mutation(60) for _ in range(3)]
+    free = [desk.mutation(60, other) for _ in range(2)]
+    assert desk.send() == [stuck[0], free[0]]
+    desk.answer(free[0])
+    assert desk.send() == [free[1]]
+
+
+def test_mutations_of_a_table_leave_in_order_and_are_numbered_from_one(desk: Desk) -> None:
+    kinds = [Push, Assign, Push, Seal]
+    parts = [desk.mutation(kind=kind, size=0 if kind is Seal else 4) for kind in kinds]
+    assert desk.send() == parts
+    assert [frame(part).seq for part in parts] == [1, 2, 3, 4]
+    assert [type(frame(part)) for part in parts] == kinds
+    assert {frame(part).session for part in parts} == {3}
+
+
+def test_the_mark_tells_below_which_number_all_is_answered(desk: Desk) -> None:
+    parts = [desk.mutation() for _ in range(3)]
+    desk.send()
+    assert [frame(part).answered_below for part in parts] == [1, 1, 1]
+    desk.answer(parts[1])
+    (fourth,) = [desk.mutation()]
+    desk.send()
+    assert frame(fourth).answered_below == 1
+    desk.answer(parts[0])
+    fifth = desk.mutation()
+    desk.send()
+    assert frame(fifth).answered_below == 3
+
+
+def test_pulls_have_a_window_of_their_own(desk: Desk) -> None:
+    third = PULL_WINDOW_BYTES // 3 + 4
+    one = desk.operation("pull")
+    parts = [desk.pull(third, one) for _ in range(4)]
+    assert desk.send() == parts[:2]
+    push = desk.mutation(40)
+    assert desk.send() == [push]
+    desk.answer(parts[0], Value, payload=bytes(third))
+    assert desk.send() == parts[2:3]
+
+
+def test_a_pull_that_waits_does_not_hold_up_another_call(desk: Desk) -> None:
+    """A subscription may wait for ever, and fill the window meanwhile."""
+    subscription = desk.operation("updates")
+    waiting = [desk.pull(PULL_WINDOW_BYTES // 2, subscription) for _ in range(4)]
+    assert desk.send() == waiting[:2]
+    pull = desk.pull(1 << 20)
+    assert desk.send() == [pull]
+    assert PULLS_BYTES_MAX > PULL_WINDOW_BYTES
+
+
+# --- answers ---
+
+
+def test_an_operation_is_done_when_all_its_parts_are_answered(desk: Desk) -> None:
+    operation = desk.operation()
+    parts = [desk.mutation(operation=operation) for _ in range(2)]
+    desk.send()
+    assert desk.answer(parts[1], version=4) is parts[1]
+    assert not operation.done
+    assert desk.answer(parts[0], version=3) is parts[0]
+    assert operation.done
+    assert operation.error is None
+
+
+def test_values_arrive_in_the_caller_s_memory(desk: Desk) -> None:
+    memory = bytearray(8)
+    part = Part(desk.operation("pull"), Pull, 1, 0, begin=0, end=2, into=memoryview(memory))
+    desk.channel.submit(part)
+    desk.send()
+    announced = Value(request_id=part.request_id)
+    assert desk.channel.destination(announced, 4) is None, "another size than expected"
+    assert desk.channel.destination(Value(request_id=99), 8) is None
+    place = desk.channel.destination(announced, 8)
+    assert place is part.into
+    desk.answer(part, Value, payload=b"12345678", version=6)
+    assert bytes(memory) == b"12345678"
+    assert part.operation.versions == {0: 6}
+    assert desk.channel.destination(announced, 8) is None, "settled: the memory is the caller's"
+
+
+def test_answers_of_several_versions_are_noticed(desk: Desk) -> None:
+    operation = desk.operation("pull")
+    parts = [desk.pull(4, operation) for _ in range(3)]
+    desk.send()
+    for part, version in zip(parts, (5, 5, 6), strict=True):
+        desk.answer(part, Value, payload=bytes(4), version=version)
+    assert operation.versions == {0: 6}
+    assert list(operation.torn) == [0]
+
+
+@pytest.mark.parametrize("kind", [Ack, Value, Reject, Parked])
+def test_strays_and_repeats_are_ignored(desk: Desk, kind: type[Reply]) -> None:
+    part = desk.mutation()
+    desk.send()
+    assert desk.channel.answer(kind(request_id=99), 0.0) is None
+    assert not part.settled
+    desk.answer(part)
+    assert desk.answer(part, kind) is None
+    assert part.operation.error is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "kind"),
+    [(Push, Value), (Seal, Value), (Assign, Value), (Pull, Ack), (PushPull, Ack)],
+)
+def test_an_answer_of_the_wrong_kind_is_an_error(
+    desk: Desk, asked: type[Request], kind: type[Reply]
+) -> None:
+    part = desk.pull() if asked is Pull else desk.mutation(4 * (asked is not Seal), kind=asked)
+    desk.send()
+    assert desk.answer(part, kind) is part
+    assert part.operation.done
+    assert isinstance(part.operation.error, RequestRejected)
+    assert part.operation.error.code is ErrorCode.UNEXPECTED_FRAME
+
+
+def test_values_of_another_size_are_an_error(desk: Desk) -> None:
+    part = desk.pull(8)
+    desk.send()
+    desk.answer(part, Value, payload=bytes(4))
+    assert isinstance(part.operation.error, RequestRejected)
+    assert part.operation.error.code is ErrorCode.SIZE_MISMATCH
+    assert "table w" in str(part.operation.error)
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        (ErrorCode.NOT_FINITE, UsageError),
+        (ErrorCode.OPTIMIZER_FAILED, RemoteError),
+        (ErrorCode.OUT_OF_WINDOW, RequestRejected),
+        (250, RemoteError),
+    ],
+)
+def test_a_refusal_is_the_error_of_the_call(desk: Desk, code: int, error: type[AiopsError]) -> None:
+    operation = desk.operation()
+    parts = [desk.mutation(operation=operation) for _ in range(2)]
+    desk.send()
+    desk.answer(parts[0], Reject, status=code, payload=b"no \xff")
+    assert operation.done
+    assert isinstance(operation.error, error)
+    assert "push table w: no \ufffd" in str(operation.error)
+    assert desk.answer(parts[1]) is parts[1], "the other part is still accounted for"
+    assert not desk.channel._flight
+
+
+# --- deadlines ---
+
+
+def parked(desk: Desk, part: Part, now: float, *ranks: int) -> None:
+    payload = np.array(ranks, "<u4").tobytes()
+    assert desk.answer(part, Parked, now, payload=payload, count=len(ranks)) is None
+
+
+def test_a_call_that_waits_by_rule_lives_on_for_its_own_limit(desk: Desk) -> None:
+    part = desk.mutation()
+    operation = part.operation
+    desk.send()
+    assert operation.deadline == QUIET_S
+    parked(desk, part, 30.0, 4, 2)
+    assert operation.deadline == 30.0 + QUIET_S
+    assert operation.waiting_for == [4, 2]
+    parked(desk, part, WAIT_TIMEOUT_S - 1, 4)
+    assert operation.deadline == WAIT_TIMEOUT_S
+    desk.answer(part, now=WAIT_TIMEOUT_S - 1)
+    assert operation.waiting_for == []
+
+
+def test_a_deadline_of_the_caller_s_own_stays(desk: Desk) -> None:
+    operation = desk.operation(limit_s=5.0)
+    parts = [desk.mutation(operation=operation) for _ in range(2)]
+    desk.send()
+    parked(desk, parts[0], 4.0, 1)
+    desk.answer(parts[1], now=4.5)
+    assert operation.deadline == 5.0
+
+
+# --- lost connections ---
+
+
+def test_what_is_unanswered_goes_again_in_order_and_byte_for_byte(desk: Desk) -> None:
+    parts = [desk.mutation(), desk.pull(), desk.mutation(), desk.mutation()]
+    desk.send()
+    first = [bytes(part.header) + bytes(part.payload) for part in parts]
+    desk.answer(parts[2])
+    desk.channel.epoch = 9
+    for _ in range(3):  # however often the connection is lost
+        desk.channel.lost()
+        again = desk.send()
+        assert again == [parts[0], parts[3], parts[1]], "mutations first, as at the first time"
+        assert all(part.resent for part in again)
+        for part in again:
+            assert bytes(part.header) + bytes(part.payload) == first[parts.index(part)]
+    late = desk.mutation()
+    assert desk.send() == [late]
+    assert not late.resent
+    assert frame(late).epoch == 9
+
+
+def test_what_goes_again_goes_before_what_is_new(desk: Desk) -> None:
+    old = [desk.mutation() for _ in range(3)]
+    desk.send()
+    desk.channel.lost()
+    new = desk.mutation()
+    assert desk.channel.next_part(0.0) is old[0]
+    desk.channel.lost()  # in the middle of it
+    assert desk.send() == [*old, new]
+
+
+def test_an_answer_that_comes_between_loss_and_repeat_settles_it(desk: Desk) -> None:
+    parts = [desk.mutation() for _ in range(2)]
+    desk.send()
+    desk.channel.lost()
+    desk.answer(parts[0])
+    assert desk.send() == [parts[1]]
+
+
+def test_owned_payloads_are_what_they_were(desk: Desk) -> None:
+    array = np.arange(4, dtype=np.float32)
+    part = Part(
+        desk.operation(), Push, 1, 0, begin=0, end=4, payload=array.data.cast("B"), outbox=Outbox()
+    )
+    desk.channel.submit(part)
+    desk.send()
+    part.own()
+    array[:] = 9
+    desk.channel.lost()
+    (again,) = desk.send()
+    assert frame(again).payload == np.arange(4, dtype=np.float32).tobytes()
+
+
+# --- giving up ---
+
+
+def test_what_is_given_up_before_it_was_sent_never_leaves(desk: Desk) -> None:
+    first, second, third = (desk.mutation(60) for _ in range(3))
+    call = desk.operation("pull")
+    pulls = [desk.pull(PULL_WINDOW_BYTES // 2, call) for _ in range(3)]
+    assert desk.send() == [first, *pulls[:2]]
+    for part in (second, second, pulls[2]):
+        desk.channel.withdraw(part)
+    assert second.operation.parts_left == 0
+    assert call.parts_left == 2
+    desk.answer(first)
+    assert desk.send() == [third]
+    desk.answer(pulls[0], Value, payload=bytes(PULL_WINDOW_BYTES // 2))
+    assert desk.send() == []
+    assert frame(third).seq == 2, "its number was never taken"
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_mutation_in_flight_that_is_given_up_frees_the_window(desk: Desk, lost: bool) -> None:
+    """It may take effect or not; its number counts as answered, and it is not sent again."""
+    first, second = desk.mutation(60), desk.mutation(60)
+    assert desk.send() == [first]
+    if lost:
+        desk.channel.lost()
+    desk.channel.withdraw(first)
+    assert desk.send() == [second]
+    assert frame(second).answered_below == 2
+    assert desk.answer(first) is None
+
+
+def test_a_pull_that_is_given_up_writes_nothing_any_more(desk: Desk) -> None:
+    part = desk.pull(4)
+    desk.send()
+    desk.channel.withdraw(part)
+    assert desk.channel.destination(Value(request_id=part.request_id), 4) is None
+    assert desk.answer(part, Value, payload=b"1234") is None
+    assert not desk.channel.waiting
+    assert not desk.channel._flight
+
+
+def test_giving_up_what_is_settled_changes_nothing(desk: Desk) -> None:
+    operation = desk.operation()
+    parts = [desk.mutation(operation=operation) for _ in range(2)]
+    desk.send()
+    desk.answer(parts[0])
+    desk.channel.withdraw(parts[0])
+    assert operation.parts_left == 1
+    desk.channel.validate()
