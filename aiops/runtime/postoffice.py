@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -25,7 +24,8 @@ from aiops.errors import (
 )
 from aiops.observability import get_logger
 from aiops.runtime.dialling import LinkPlan, open_link
-from aiops.runtime.heartbeat import Heartbeat, Identity, make_heartbeat
+from aiops.runtime.heartbeat import Identity
+from aiops.runtime.pulse import Pulse
 from aiops.van.base import Address, Van
 from aiops.van.link import Link
 from aiops_protocol.control import (
@@ -86,9 +86,7 @@ class Postoffice:
         self.log = get_logger(role="worker")
         self._van = van
         self._heartbeat_thread = heartbeat_thread
-        self._heart: Heartbeat | None = None
-        self._lease_timer: asyncio.TimerHandle | None = None
-        self._lease_at = 0.0
+        self._pulse: Pulse | None = None
         self._link: Link | None = None
         self._joined: Joined | None = None
         self._state: ClusterState | None = None
@@ -301,36 +299,24 @@ class Postoffice:
     def _start_heart(self, joined: Joined) -> None:
         job = bytes.fromhex(joined.job)
         identity = Identity(self.scheduler, Role.WORKER, joined.rank, joined.incarnation, job)
-        self._heart = make_heartbeat(
+        self._pulse = Pulse(
             self._van,
             identity,
             joined.heartbeat_s,
-            self._declared_lost,
+            declared_lost=self._declared_lost,
+            orphaned=self._orphaned,
             from_thread=self._heartbeat_thread,
         )
-        self._heart.start()
-        loop = asyncio.get_running_loop()
-        self._lease_at = loop.time() + joined.heartbeat_s
-        self._lease_timer = loop.call_at(self._lease_at, self._check_lease)
 
     def _declared_lost(self, reason: str) -> None:
         """Fail: the scheduler does not count this worker as a member any more."""
         text = f"the scheduler at {self.scheduler} has given this worker up: {reason}"
         self._fail(StaleIncarnation(text, ErrorCode.STALE_INCARNATION))
 
-    def _check_lease(self) -> None:
-        """Fail when the scheduler has not answered for a long while."""
-        assert self._heart is not None
-        loop, period_s = asyncio.get_running_loop(), self.joined.heartbeat_s
-        late_s, self._lease_at = loop.time() - self._lease_at, loop.time() + period_s
-        self._lease_timer = loop.call_at(self._lease_at, self._check_lease)
-        now = time.monotonic()
-        if late_s > period_s:
-            self._heart.lease.excuse(now)
-        if self._heart.lease.orphaned(now):
-            silent_s = self._heart.lease.silent_s(now)
-            text = f"the scheduler at {self.scheduler} has not answered for {silent_s:.1f} s"
-            self._fail(NodeFailed(text, node="scheduler"))
+    def _orphaned(self, silent_s: float) -> None:
+        """Fail: the scheduler has not answered for a long while."""
+        text = f"the scheduler at {self.scheduler} has not answered for {silent_s:.1f} s"
+        self._fail(NodeFailed(text, node="scheduler"))
 
     async def wait_left(self) -> None:
         """Wait until the connection has ended that `leave` has closed."""
@@ -339,11 +325,8 @@ class Postoffice:
 
     async def stop_heart(self) -> None:
         """Send no more heartbeats. Idempotent."""
-        if self._lease_timer is not None:
-            self._lease_timer.cancel()
-        heart, self._heart = self._heart, None
-        if heart is not None:
-            await heart.close()
+        if self._pulse is not None:
+            await self._pulse.close()
 
     # --- what a worker asks ---
 

@@ -10,7 +10,7 @@ import time
 from typing import Final
 
 from aiops.errors import AiopsError, ConnectionLost, NodeFailed, PeerMisbehaved, rejection
-from aiops.observability import LatencyHistogram, SpanBuffer, get_logger
+from aiops.observability import get_logger
 from aiops.roles.actions import Action, Drop, Ended, Note, RoundClosed, Send, Tell
 from aiops.roles.server import ServerCore
 from aiops.runtime.addresses import (
@@ -21,11 +21,13 @@ from aiops.runtime.addresses import (
 )
 from aiops.runtime.dialling import LinkPlan, open_link
 from aiops.runtime.doors import Silent, log_note, open_door
-from aiops.runtime.heartbeat import Heartbeat, Identity, make_heartbeat
+from aiops.runtime.heartbeat import Identity
+from aiops.runtime.pulse import Pulse
+from aiops.runtime.server_meter import ServerMeter
 from aiops.van import TcpVan
 from aiops.van.base import Address, Listener, Stream, StreamHandler, Van
 from aiops.van.link import Link
-from aiops_protocol.control import Join, Joined, Leave, NodeReport, Refused
+from aiops_protocol.control import Join, Joined, Leave, Refused
 from aiops_protocol.errors import ErrorCode
 from aiops_protocol.frames import Control, Frame, Kind, Request, Value
 from aiops_protocol.handshake import Hello, Purpose, Role, ServerHandshake
@@ -115,17 +117,13 @@ class Server:
         self._ended: asyncio.Future[Ended] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._report_at = 0.0
-        self._spans: SpanBuffer | None = None
-        self._apply_latency = LatencyHistogram()
+        self.meter = ServerMeter()
         self._emptied = asyncio.Event()
         self._closing: asyncio.Task[None] | None = None
         self._heartbeat_thread = heartbeat_thread
-        self._heart: Heartbeat | None = None
-        self._fenced = False
-        self._tick_at = 0.0
+        self._pulse: Pulse | None = None
+        self._suspended = False
         self._log = get_logger(role="server")
-        self._counters = dict.fromkeys(("frames", "rounds", "connections"), 0)
-        self._bytes_gone = [0, 0]  # sent, received over connections that have ended
 
     @property
     def address(self) -> str:
@@ -195,7 +193,7 @@ class Server:
             raise
         self._log = get_logger(role="server", rank=self.rank, job=self._joined.job[:8])
         if self._joined.trace:
-            self._spans = SpanBuffer()
+            self.meter.trace()
         identity = Identity(
             self._scheduler,
             Role.SERVER,
@@ -203,25 +201,38 @@ class Server:
             self._joined.incarnation,
             bytes.fromhex(self._joined.job),
         )
-        self._heart = make_heartbeat(
+        self._pulse = Pulse(
             self._van,
             identity,
             self._joined.heartbeat_s,
-            self._declared_lost,
+            declared_lost=lambda reason: self._fail(f"the scheduler says: {reason}"),
+            orphaned=self._orphaned,
+            suspended=self._suspend,
             from_thread=self._heartbeat_thread,
         )
-        self._heart.start()
-        self._tick_at = loop.time() + TICK_S
         self._timer = loop.call_later(TICK_S, self._tick)
 
-    def _declared_lost(self, reason: str) -> None:
-        self._core.ended = self._core.ended or Ended(False, f"the scheduler says: {reason}")
+    # --- the lease ---
+
+    def _fail(self, reason: str) -> None:
+        self._core.ended = self._core.ended or Ended(False, reason)
         self._end(self._core.ended)
+
+    def _orphaned(self, silent_s: float) -> None:
+        self._fail(f"the scheduler at {self._scheduler} has not answered for {silent_s:.1f} s")
+
+    def _suspend(self, suspended: bool) -> None:
+        """Stop serving while the scheduler does not answer; workers call again until it does."""
+        self._suspended = suspended
+        self._log.warning("serving_suspended" if suspended else "serving_resumed")
+        if suspended:
+            for link in list(self._links.values()):
+                link.abort(ConnectionLost(f"{link}: this server has lost its scheduler"))
 
     # --- links ---
 
     def _accept(self, stream: Stream) -> StreamHandler:
-        if self._fenced:  # a worker will call again
+        if self._suspended:  # a worker will call again
             stream.abort()
             return Silent()
         # The scheduler's welcome has told the job before anybody was told this address: a worker
@@ -262,7 +273,7 @@ class Server:
             return
         link.tag = f"worker {link.hello.rank}"
         self._links[link.number] = link
-        self._counters["connections"] += 1
+        self.meter.connections += 1
         hello = link.hello
         self._perform(
             self._core.connected(link.number, hello.rank, hello.incarnation, hello.customers)
@@ -274,7 +285,7 @@ class Server:
     def link_frame(self, link: Link, frame: Frame) -> None:
         """Handle a request of a worker, or a message of the scheduler."""
         if isinstance(frame, Request):
-            self._counters["frames"] += 1
+            self.meter.frames += 1
             actions = self._handle(link, frame)
             if len(frame.payload) and self._receiving:
                 self._return_segment(link)
@@ -296,7 +307,7 @@ class Server:
         if self._lent and frame.kind is not Kind.PULL:
             self._take_back()
         now = asyncio.get_running_loop().time()
-        if self._spans is None or frame.kind is not Kind.SEAL:
+        if not self.meter.traces or frame.kind is not Kind.SEAL:
             return self._core.request(link.number, frame, now)
         started = time.monotonic_ns()
         actions = self._core.request(link.number, frame, now)
@@ -305,9 +316,8 @@ class Server:
 
     def _trace_round(self, actions: list[Action], started_ns: int) -> None:
         for action in actions:
-            if isinstance(action, RoundClosed) and self._spans is not None:
-                spent = time.monotonic_ns() - started_ns
-                self._spans.add("average and update", started_ns, spent, action.version - 1)
+            if isinstance(action, RoundClosed):
+                self.meter.span("average and update", started_ns, action.version - 1)
 
     def _from_scheduler(self, frame: Control) -> None:
         message = frame.message
@@ -339,8 +349,7 @@ class Server:
             return
         self._return_segment(link)
         self._lent.pop(link.number, None)
-        self._bytes_gone[0] += link.bytes_sent
-        self._bytes_gone[1] += link.bytes_received
+        self.meter.ended(link)
         if self._links.pop(link.number, None) is None:
             if isinstance(error, PeerMisbehaved):
                 self._log.warning("connection_refused", peer=link.stream.remote, reason=str(error))
@@ -367,8 +376,7 @@ class Server:
     # --- actions ---
 
     def _perform(self, actions: list[Action]) -> None:
-        published: int | None = None
-        step = 0
+        published, step = 0, 0  # since when, and the step of which, values are being published
         for action in actions:
             match action:
                 case Send():
@@ -381,20 +389,16 @@ class Server:
                     if link is not None:
                         link.close(ErrorCode(code), text)
                 case RoundClosed(version=version):
-                    self._counters["rounds"] += 1
-                    self._trace_publish(published, version - 1)
-                    published = time.monotonic_ns()
-                    step = version - 1
+                    self.meter.rounds += 1
+                    if published:
+                        self.meter.span("publish", published, step)
+                    published, step = time.monotonic_ns(), version - 1
                 case Note():
                     log_note(self._log, action)
                 case Ended():
                     self._end(action)
-        if published is not None:
-            self._trace_publish(published, step)
-
-    def _trace_publish(self, started_ns: int | None, step: int) -> None:
-        if started_ns is not None and self._spans is not None:
-            self._spans.add("publish", started_ns, time.monotonic_ns() - started_ns, step)
+        if published:
+            self.meter.span("publish", published, step)
 
     def _send(self, link: Link | None, action: Send) -> None:
         if link is None:
@@ -411,51 +415,17 @@ class Server:
 
     def _tick(self) -> None:
         loop = asyncio.get_running_loop()
-        late_s, self._tick_at = loop.time() - self._tick_at, loop.time() + TICK_S
         self._timer = loop.call_later(TICK_S, self._tick)
-        self._check_lease(late_s)
         self._perform(self._core.tick(loop.time()))
         if loop.time() >= self._report_at:
             self._report_at = loop.time() + self._known.report_period_s
             self._report()
 
-    def _check_lease(self, late_s: float) -> None:
-        """Stop serving while the scheduler does not answer; give it up after a long while."""
-        assert self._heart is not None
-        lease, now = self._heart.lease, time.monotonic()
-        if late_s > lease.heartbeat_s:
-            lease.excuse(now)
-        if lease.orphaned(now):
-            silent_s = lease.silent_s(now)
-            text = f"the scheduler at {self._scheduler} has not answered for {silent_s:.1f} s"
-            self._core.ended = self._core.ended or Ended(False, text)
-            self._end(self._core.ended)
-        elif lease.expired(now) != self._fenced:
-            self._fenced = not self._fenced
-            self._log.warning("serving_suspended" if self._fenced else "serving_resumed")
-            if self._fenced:
-                for link in list(self._links.values()):
-                    link.abort(ConnectionLost(f"{link}: this server has lost its scheduler"))
-
     def _report(self) -> None:
-        if self._control is None:
-            return
-        links = [*self._links.values(), self._control]
-        counters = {
-            **self._counters,
-            "bytes_sent": self._bytes_gone[0] + sum(link.bytes_sent for link in links),
-            "bytes_received": self._bytes_gone[1] + sum(link.bytes_received for link in links),
-            "memory": self._core.memory_bytes,
-        }
-        spans = self._spans.drain() if self._spans is not None else []
-        report = NodeReport(
-            counters=counters,
-            rounds=self._core.rounds(),
-            spans=spans,
-            spans_dropped=self._spans.dropped if self._spans is not None else 0,
-            clock_offset_ns=time.time_ns() - time.monotonic_ns(),
-        )
-        self._control.send(Control(report))
+        if self._control is not None:
+            links = [*self._links.values(), self._control]
+            report = self.meter.report(links, self._core.rounds(), self._core.memory_bytes)
+            self._control.send(Control(report))
 
     # --- for the owner ---
 
@@ -485,8 +455,8 @@ class Server:
             self._ended.set_result(self._core.ended)
         if self._joining is not None and not self._joining.done():
             self._joining.cancel()
-        if self._heart is not None:
-            await self._heart.close()
+        if self._pulse is not None:
+            await self._pulse.close()
         if self._control is not None:
             if self._joined is not None:
                 self._report()

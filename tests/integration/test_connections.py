@@ -162,11 +162,11 @@ async def test_a_server_that_ends_each_connection_is_not_called_in_a_frenzy(
             raise RuntimeError("a request that this server cannot stomach")
 
         monkeypatch.setattr(server, "_handle", refuse)
-        before = server._counters["connections"]
+        before = server.meter.connections
         pushing = asyncio.ensure_future(table.push(ones()))
         await asyncio.wait([pushing], timeout=0.4)
         assert not pushing.done()
-        assert 2 < server._counters["connections"] - before < 10
+        assert 2 < server.meter.connections - before < 10
         monkeypatch.undo()
         await pushing
         assert (await table.pull() == 1).all()

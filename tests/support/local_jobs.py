@@ -85,7 +85,7 @@ def go_on(server: aiops.Server) -> None:
 
 def requests_of(server: aiops.Server) -> int:
     """Return how many requests the server has handled."""
-    return server._counters["frames"]
+    return server.meter.frames
 
 
 def parked_at(server: aiops.Server) -> int:
