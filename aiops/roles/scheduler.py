@@ -249,6 +249,9 @@ class SchedulerCore:
             actions += self._settle_losses(now)
             actions += self._settle_claim(node, now)
             actions += self._end_if_idle()
+            if not self.members.connected("worker"):
+                # Whoever comes now begins afresh; the stop was for those who have gone.
+                self.stopping = Stopping()
         return actions
 
     def _server_gone(self, node: Node, clean: bool) -> list[Action]:
@@ -259,7 +262,9 @@ class SchedulerCore:
         ranges = f"; with it went {', '.join(held)}" if held else ""
         how = "has left" if clean else "is lost"
         where = f"{node} at {node.host}:{node.port}"
-        return self.end(False, f"{where} {how} ({node.reason}){ranges}", str(node))
+        # With nobody left to train, a server that goes in order ends the job, it does not fail it.
+        ok = clean and not self.members.connected("worker")
+        return self.end(ok, f"{where} {how} ({node.reason}){ranges}", str(node))
 
     def _worker_gone(self, node: Node, peer: int, clean: bool, finished: bool) -> list[Action]:
         self.barriers.leave(node.rank)
