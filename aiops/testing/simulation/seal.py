@@ -51,6 +51,7 @@ def sealed(loop: SimLoop) -> Iterator[None]:
         (random, "random", loop.rng.random),
         *[(random, name, _refuse) for name in ("randint", "choice", "shuffle", "getrandbits")],
         (os, "urandom", _refuse),
+        (os, "getpid", lambda: 1),  # travels when a node registers
         (uuid, "uuid4", _refuse),
     ]
     collecting = gc.isenabled()
