@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -30,6 +31,10 @@ ROOT = Path(__file__).resolve().parent.parent
 os.environ["PYTHONPATH"] = os.pathsep.join(
     str(ROOT / source) for source in (".", "protocol", "cli")
 )
+
+# A shell that runs the tests in the background has SIGINT ignored, and what starts from it
+# inherits that; tests of Ctrl-C would then wait for ever.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No deadline: the machine is shared, and a slow example is not a wrong one.
 settings.register_profile("dev", max_examples=50, deadline=None)
