@@ -40,10 +40,12 @@ async def test_a_stop_is_for_those_who_were_there() -> None:
 async def test_a_server_that_leaves_after_its_workers_does_not_fail_the_job() -> None:
     """The natural order of nested `async with` when all roles are embedded."""
     async with asyncio.timeout(20), aiops.Scheduler(servers=1) as scheduler:
-        async with aiops.Server(scheduler.address, heartbeat_thread=False):
-            async with aiops.connect(scheduler.address, heartbeat_thread=False) as worker:
-                table = await worker.table("t", shape=(3,), optimizer=Add(), consistency=ASP())
-                await table.push(np.ones(3, np.float32))
+        async with (
+            aiops.Server(scheduler.address, heartbeat_thread=False),
+            aiops.connect(scheduler.address, heartbeat_thread=False) as worker,
+        ):
+            table = await worker.table("t", shape=(3,), optimizer=Add(), consistency=ASP())
+            await table.push(np.ones(3, np.float32))
         ended = await scheduler.wait_ended()
         assert ended.ok
         assert "has left" in ended.reason
