@@ -85,6 +85,9 @@ class Tables:
             assert values is not None
             await table.core.initialise(values)
             postoffice.initialised(opened.table)
+            # Used before the scheduler knows, the table would be given its values once more by
+            # somebody else, should this worker be lost now.
+            await postoffice.attach(name, spec, observer=observer)
         self._open[name] = table
         return table
 

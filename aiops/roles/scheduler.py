@@ -202,6 +202,9 @@ class SchedulerCore:
         if self.members.ready and not was_ready:
             actions.append(Note("cluster_ready", {}))
         if node.role == "worker":
+            if self.stopping.agreed and not node.clock and len(self._active_ranks()) == 1:
+                # Nobody is left of those who stopped: whoever comes now begins afresh.
+                self.stopping = Stopping()
             actions += self.stopping.joined(node.rank, peer, node.clock)
         return actions
 
@@ -249,9 +252,6 @@ class SchedulerCore:
             actions += self._settle_losses(now)
             actions += self._settle_claim(node, now)
             actions += self._end_if_idle()
-            if not self.members.connected("worker"):
-                # Whoever comes now begins afresh; the stop was for those who have gone.
-                self.stopping = Stopping()
         return actions
 
     def _server_gone(self, node: Node, clean: bool) -> list[Action]:

@@ -66,6 +66,7 @@ class ServedTable:
 
     __slots__ = (
         "_callers",
+        "_in_use",
         "_initialiser",
         "_nonfinite",
         "_to_initialise",
@@ -105,6 +106,7 @@ class ServedTable:
         self._nonfinite = spec.allow_nonfinite
         self._to_initialise = 0 if initialised else self.end - self.begin
         self._initialiser: tuple[int, int] | None = None
+        self._in_use = False
 
     # --- pull ---
 
@@ -172,6 +174,7 @@ class ServedTable:
             return ErrorCode.INVALID_SETTING, "this server promises no more than APPLIED"
         if self._to_initialise and not flags & _INITIAL:
             return ErrorCode.NOT_INITIALISED, ""
+        self._in_use = self._in_use or not flags & _INITIAL
         if type(request) is Seal:
             contributed, final = bool(flags & _CONTRIBUTED), bool(flags & _FINAL)
             return self.rule.seal(caller.rank, request.clock, contributed, final), ""
@@ -201,17 +204,20 @@ class ServedTable:
                 return ErrorCode.OPTIMIZER_FAILED, text
 
     def _initialise(self, caller: Caller, where: Selection, values: Float32Array) -> ErrorCode:
-        """Take a piece of the initial values; once they are whole, further ones are ignored.
+        """Take a piece of the initial values.
 
-        A second initialiser (the first one died half-way) starts from nothing.
+        A second initialiser starts from nothing, also where the first one's values were whole:
+        it died before they were whole everywhere. In a table that is in use nothing is taken.
         """
-        if not self._to_initialise:
-            return OK
-        if self._initialiser != (caller.rank, caller.incarnation):
-            self._initialiser = (caller.rank, caller.incarnation)
+        who = (caller.rank, caller.incarnation)
+        if self._initialiser != who:
+            if not self._to_initialise and (self._initialiser is None or self._in_use):
+                return OK
+            self._initialiser = who
             self._to_initialise = self.end - self.begin
-        self.rule.shard.write(where, values)
-        self._to_initialise -= selected_elements(where)
+        if self._to_initialise:
+            self.rule.shard.write(where, values)
+            self._to_initialise -= selected_elements(where)
         return OK
 
     def _answer(self, peer: int, request: Request, code: ErrorCode, text: str = "") -> Send:

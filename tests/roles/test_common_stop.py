@@ -111,3 +111,32 @@ def test_when_the_last_voter_is_gone_the_agreement_stands() -> None:
     scheduled.lose(11)
     assert scheduled.only(10, StopAt).clock == 6
     assert scheduled.core.stopping.agreed == StopAt(clock=6, reason="enough")
+
+
+def test_a_stop_is_for_those_who_were_there() -> None:
+    """A second run of a local cluster is not stopped by the first one; status shows the last."""
+    scheduled = cluster(2)
+    scheduled.perform(scheduled.core.stop("enough"))
+    for peer in (10, 11):
+        scheduled.say(peer, StopVote(clock=5))
+    for peer in (10, 11):
+        scheduled.finish(peer, 5)
+        scheduled.leave(peer)
+    assert scheduled.core.stopping.reason == "enough"
+    scheduled.worker(20, "worker-0")
+    scheduled.worker(21, "worker-1")
+    assert not scheduled.heard(20, StopAt)
+    assert not scheduled.heard(21, StopAt)
+    scheduled.say(20, StopRequest(reason="again"))
+    assert scheduled.only(21, StopProposal).reason == "again"
+
+
+def test_who_comes_back_alone_after_a_loss_is_still_one_of_those() -> None:
+    scheduled = cluster(1)
+    scheduled.perform(scheduled.core.stop("enough"))
+    scheduled.say(10, StopVote(clock=5))
+    scheduled.say(10, NodeReport(clock=4))
+    scheduled.lose(10)
+    scheduled.report(1, 0)
+    scheduled.worker(20, "worker-0")
+    assert scheduled.only(20, StopAt).clock == 5

@@ -75,6 +75,13 @@ class Story:
 
         return script
 
+    def idler(self, worker: WorkerNode) -> Script:
+        """Joins, opens nothing, and leaves: nobody may wait for it."""
+        yield from joined(worker)
+        late = self.cluster.now + self.cluster.rng.random() * 0.3
+        yield lambda: self.cluster.now > late
+        yield from leave(worker)
+
     def _give(self, worker: WorkerNode, table: CoreTable, hasty: bool) -> Steps[None]:
         rng = self.cluster.rng
         assert worker.rank is not None
@@ -196,6 +203,8 @@ def test_all_shards_close_the_same_rounds_whoever_dies_or_comes(
     cluster = CoreCluster(seed, servers, cuts, slow, workers=workers, on_worker_loss="continue")
     story = Story(cluster)
     for index in range(workers):
-        cluster.worker(f"worker-{index}", story.trainer(cluster.rng.randint(1, 6)))
+        idle = cluster.rng.random() < 0.15
+        script = story.idler if idle else story.trainer(cluster.rng.randint(1, 6))
+        cluster.worker(f"worker-{index}", script)
     cluster.run(Fate(story, kills, late))
     story.check()

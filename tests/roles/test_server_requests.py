@@ -336,9 +336,27 @@ def test_a_table_without_values_waits_for_them() -> None:
     assert refusal(served.pull(1))[0] is ErrorCode.NOT_INITIALISED
     assert acked(served.assign(0, np.arange(4), begin=4, flags=INITIAL))
     assert values_of(reply(served.pull(1))) == [0, 1, 2, 3, 0, 1, 2, 3]
-    assert acked(served.assign(1, np.full(8, 9), flags=INITIAL)), "too late, and no harm"
-    assert values_of(reply(served.pull(1)))[0] == 0
     assert reply(served.pull(1)).version == 0
+
+
+@pytest.mark.parametrize("init", ["values", "constant"])
+def test_a_table_in_use_takes_no_initial_values(init: str) -> None:
+    served = asp(init=init, workers=(0, 1))
+    if init == "values":
+        served.assign(0, np.zeros(8), flags=INITIAL)
+        served.push(0, np.zeros(8))
+    assert acked(served.assign(1, np.full(8, 9), flags=INITIAL))
+    assert not served.values.any()
+
+
+def test_values_that_are_whole_here_but_not_elsewhere_are_given_again() -> None:
+    """The first initialiser died before it could say that all servers have them."""
+    served = asp(init="values", workers=(0, 1))
+    served.assign(0, np.full(8, 1), flags=INITIAL)
+    served.assign(1, np.full(4, 2), flags=INITIAL)
+    assert refusal(served.pull(1))[0] is ErrorCode.NOT_INITIALISED
+    served.assign(1, np.full(4, 2), begin=4, flags=INITIAL)
+    assert values_of(reply(served.pull(1))) == [2] * 8
 
 
 @pytest.mark.parametrize("same_rank", [False, True])

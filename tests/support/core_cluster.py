@@ -409,7 +409,9 @@ class CoreCluster:
             if chance is not None:
                 chance()
             if not self.step():
-                break
+                self.now += 1.0  # a script may wait for the time only
+                if not self.step():
+                    break
         else:
             raise AssertionError(f"no rest after {limit} steps")
         assert not self.problems, self.problems

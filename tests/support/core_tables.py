@@ -58,6 +58,19 @@ def opened(
     worker: WorkerNode, spec: TableSpec, values: Float32Array | None = None, segment: int = 7
 ) -> Steps[CoreTable]:
     """Create or join a table; give the initial values if asked to."""
+    reply = yield from _attached(worker, spec)
+    table = CoreTable(worker, reply, segment)
+    if reply.initialise:
+        assert values is not None
+        operation = table.change(Assign, values, 0, int(Flag.INITIAL))
+        yield lambda: operation.done
+        table.check(operation)
+        worker.tell(TableInitialised(table=reply.table))
+        yield from _attached(worker, spec)  # until the scheduler knows, nobody may use it
+    return table
+
+
+def _attached(worker: WorkerNode, spec: TableSpec) -> Steps[TableOpened]:
     worker.calls += 1
     call = worker.calls
     worker.tell(AttachTable(call=call, name=spec.name, spec=spec))
@@ -71,14 +84,7 @@ def opened(
     yield lambda: answer() is not None
     reply = answer()
     assert isinstance(reply, TableOpened), reply
-    table = CoreTable(worker, reply, segment)
-    if reply.initialise:
-        assert values is not None
-        operation = table.change(Assign, values, 0, int(Flag.INITIAL))
-        yield lambda: operation.done
-        table.check(operation)
-        worker.tell(TableInitialised(table=reply.table))
-    return table
+    return reply
 
 
 class CoreTable:
