@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import socket
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -69,34 +68,26 @@ def test_a_cluster_by_hand(tmp_path: Path) -> None:
 
 def test_status_of_a_running_job(tmp_path: Path) -> None:
     (tmp_path / "steps.py").write_text(STEPS)
-    import subprocess
-
     with cluster() as (address, scheduler, servers):
-        servers[0].ready()
+        name = servers[0].ready()["name"]
         waiting = aiops("status", "--scheduler", address)
         assert "waiting for its nodes" in waiting.stdout
         arguments = ("worker", "--scheduler", address, "--name", "me", "--", "python", "steps.py")
-        worker = subprocess.Popen(
-            [sys.executable, "-m", "aiops", *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd=tmp_path,
-        )
-        assert worker.stdout is not None
-        assert worker.stdout.readline() == b"-3.0\n"
-        shown = aiops("status", "--scheduler", address, COLUMNS="160")
-        assert shown.returncode == 0, shown.stderr
-        for text in ("running", "1 of 1 workers", "server-0", "me", "w ", "sgd", "0..4"):
-            assert text in shown.stdout
-        document = json.loads(aiops("status", "--json", AIOPS_SCHEDULER=address).stdout)
-        assert document["workers"][0]["name"] == "me"
-        watching = ("--watch", "--json", "--timeout-s", "0.3")
-        with running("status", "--scheduler", address, *watching) as watch:
-            assert json.loads(watch.line())["ended"] is None
-            worker.communicate(b"go on\n")
-            scheduler.end()
-            code, _, _ = watch.end()
-        assert code == 0
+        with running(*arguments, cwd=tmp_path) as worker:
+            assert worker.line() == "-3.0"
+            shown = aiops("status", "--scheduler", address, COLUMNS="160")
+            assert shown.returncode == 0, shown.stderr
+            for text in ("running", "1 of 1 workers", name, "me", "w ", "sgd", "0..4"):
+                assert text in shown.stdout
+            document = json.loads(aiops("status", "--json", AIOPS_SCHEDULER=address).stdout)
+            assert document["workers"][0]["name"] == "me"
+            watching = ("--watch", "--json", "--timeout-s", "0.3")
+            with running("status", "--scheduler", address, *watching) as watch:
+                assert json.loads(watch.line())["ended"] is None
+                worker.say("go on")
+                assert worker.end()[0] == 0
+                assert scheduler.end()[0] == 0
+                assert watch.end()[0] == 0
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

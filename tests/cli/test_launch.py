@@ -21,11 +21,12 @@ import aiops
 
 async def main():
     async with aiops.connect() as worker:
+        workers = worker.world_size  # now: at the end the others may have left
         table = await worker.table("w", shape=(4,), optimizer=aiops.optim.SGD(lr=1.0))
         async for step in worker.steps(20):
             await table.push(np.ones(4, np.float32))
         values = await table.pull()
-        print(worker.rank, worker.world_size, values[0], *sys.argv[1:])
+        print(worker.rank, workers, values[0], *sys.argv[1:])
 
 aiops.run(main())
 """

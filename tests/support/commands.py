@@ -56,6 +56,12 @@ class Running:
                 return seen
         raise AssertionError(f"{text!r} never came:\n{seen}")
 
+    def say(self, line: str) -> None:
+        """Write a line to its stdin."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
     def send(self, number: int) -> None:
         """Send a signal."""
         self.process.send_signal(number)
@@ -75,6 +81,7 @@ def running(*arguments: str, cwd: object = None, **environment: str) -> Iterator
     """Start a command; it is killed at the end if it still runs."""
     process = subprocess.Popen(
         [sys.executable, "-m", "aiops", *arguments],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
