@@ -1,8 +1,7 @@
 """The scheduler as a state machine: messages and losses in, messages out.
 
-What lives here: who may join, what a loss means for the job, and the orderly end. Tables,
-barriers, the common stop, joins that wait and losses that are not settled have files of their
-own; they are moved from here.
+What lives here: who hears which message, and time. Who may join, what a loss means and the
+orderly end are `job.py`; tables, barriers and the common stop have files of their own.
 """
 
 from __future__ import annotations
@@ -11,16 +10,11 @@ from math import inf
 
 import msgspec
 
-from aiops.roles.actions import Action, Drop, Ended, Note, Tell
-from aiops.roles.barrier import Barriers
-from aiops.roles.catalogue import Catalogue
-from aiops.roles.claims import Claims
-from aiops.roles.detector import FailureDetector
-from aiops.roles.losses import Losses
-from aiops.roles.membership import Membership, Node, NodeState
+from aiops.roles.actions import Action, Drop, Note, Tell
+from aiops.roles.job import Job
+from aiops.roles.membership import Node, NodeState
 from aiops.roles.settings import SchedulerSettings
 from aiops.roles.status import status
-from aiops.roles.stopping import Stopping
 from aiops.roles.table_entry import Applicant
 from aiops_protocol.control import (
     AttachTable,
@@ -28,17 +22,14 @@ from aiops_protocol.control import (
     ControlMessage,
     FinishWorker,
     Join,
-    Joined,
     Leave,
     LossReport,
     NodeReport,
     Refused,
     RoundHeld,
     ShardReady,
-    Shutdown,
     StatusReply,
     StatusRequest,
-    StopAt,
     StopRequest,
     StopVote,
     TableInitialised,
@@ -48,24 +39,12 @@ from aiops_protocol.errors import ErrorCode
 __all__ = ["SchedulerCore"]
 
 
-class SchedulerCore:
-    """The scheduler of one job."""
+class SchedulerCore(Job):
+    """The scheduler of one job: `message`, `lost` and `tick` return what is to be done."""
 
     def __init__(self, settings: SchedulerSettings, job: str, now: float) -> None:
-        self.settings = settings
-        self.job = job
-        self.ended: Ended | None = None
-        self.members = Membership(settings.servers, settings.workers)
-        self.catalogue = Catalogue()
-        self.barriers = Barriers(self._describe_worker)
-        self.stopping = Stopping()
-        self.detector = FailureDetector(settings.heartbeat_s)
-        self.started_at = now
+        super().__init__(settings, job, now)
         self._judge_at = now + settings.heartbeat_s
-        self._claims = Claims()
-        self._losses = Losses()
-        self._workers_left = 0  # in order
-        self._workers_lost = 0
 
     # --- messages ---
 
@@ -136,80 +115,6 @@ class SchedulerCore:
         applicant = Applicant(node.peer, node.rank, node.incarnation, takes_part)
         return self.catalogue.attach(applicant, message, servers, workers)
 
-    def _server_peers(self) -> dict[int, int]:
-        return {node.rank: node.peer for node in self.members.connected("server")}
-
-    def _active_ranks(self) -> list[int]:
-        return [node.rank for node in self.members.active_workers()]
-
-    def _describe_worker(self, rank: int) -> str:
-        node = self.members.rank("worker", rank)
-        return f"{node}: {node.state.value}, at clock {node.clock}"
-
-    def _broadcast(self, message: ControlMessage) -> list[Action]:
-        nodes = self.members.connected("server") + self.members.connected("worker")
-        return [Tell(message, node.peer) for node in nodes]
-
-    # --- joining ---
-
-    def _join(self, peer: int, join: Join, now: float) -> list[Action]:
-        if self.members.of_peer(peer) is not None or self._claims.has(peer):
-            return [Note("unexpected_message", {"message": "Join", "peer": peer}, "warning")]
-        refusal = self._judge(join)
-        if refusal is not None:
-            return [Tell(refusal, peer)]
-        holder = self.members.find(join.role, join.name) if join.name else None
-        if holder is not None and (holder.connected or not holder.settled):
-            self._claims.add(peer, join, now, contested=holder.connected)
-            return []
-        return self._take_in(peer, join, now)
-
-    def _judge(self, join: Join) -> Refused | None:
-        if self.ended is not None:
-            code = ErrorCode.SHUTTING_DOWN if self.ended.ok else ErrorCode.JOB_FAILED
-            return Refused(code=code, text=f"the job has ended: {self.ended.reason}"[:1024])
-        if join.role not in ("server", "worker"):
-            return Refused(code=ErrorCode.WRONG_ROLE, text=f"there is no role {join.role!r}")
-        known = bool(join.name) and self.members.find(join.role, join.name) is not None
-        if not known and not self.members.has_room(join.role):
-            taken = len(self.members.connected(join.role))
-            text = f"the job has its {taken} {join.role}s already; start it with more of them"
-            return Refused(code=ErrorCode.CLUSTER_FULL, text=text)
-        return None
-
-    def _take_in(self, peer: int, join: Join, now: float) -> list[Action]:
-        was_ready = self.members.ready
-        node = self.members.take_in(peer, join)
-        self.detector.watch(peer, now)
-        joined = Joined(
-            rank=node.rank,
-            name=node.name,
-            incarnation=node.incarnation,
-            job=self.job,
-            heartbeat_s=self.settings.heartbeat_s,
-            clock=node.clock,
-            trace=self.settings.trace,
-            report_period_s=self.settings.report_period_s,
-        )
-        fields: dict[str, object] = {
-            "node": str(node),
-            "incarnation": node.incarnation,
-            "servers": f"{len(self.members.connected('server'))}/{self.members.expected['server']}",
-            "workers": f"{len(self.members.connected('worker'))}/{self.members.expected['worker']}",
-        }
-        actions: list[Action] = [Tell(joined, peer), Note("node_joined", fields)]
-        actions += self._broadcast(self.members.state())
-        if self.members.ready and not was_ready:
-            actions.append(Note("cluster_ready", {}))
-        if node.role == "worker":
-            if self.stopping.agreed and not node.clock and len(self._active_ranks()) == 1:
-                # Nobody is left of those who stopped: whoever comes now begins afresh.
-                self.stopping = Stopping()
-            actions += self.stopping.joined(node.rank, peer, node.clock)
-        return actions
-
-    # --- leaving ---
-
     def _finish(self, node: Node, clock: int) -> list[Action]:
         node.clock = max(node.clock, clock)
         if node.state is NodeState.ALIVE:
@@ -220,143 +125,6 @@ class SchedulerCore:
             *self.catalogue.finished(node.rank, node.incarnation, self._server_peers()),
             *self._fewer_workers(node.rank),
         ]
-
-    def _fewer_workers(self, rank: int) -> list[Action]:
-        """Look again at everything that may have waited for this worker."""
-        return [
-            *self.barriers.reconsider(self._active_ranks()),
-            *self._agree(self.stopping.left(rank)),
-        ]
-
-    def lost(self, peer: int, reason: str, now: float) -> list[Action]:
-        """Note the end of a connection; without a `Leave` before it, that is a loss."""
-        self._claims.drop(peer)
-        node = self.members.of_peer(peer)
-        if node is None or self.ended is not None:
-            return []
-        return self._gone(node, clean=False, reason=reason, now=now)
-
-    def _gone(self, node: Node, clean: bool, reason: str, now: float) -> list[Action]:
-        peer, finished = node.peer, node.state is NodeState.FINISHED
-        self.detector.forget(peer)
-        self.members.leave(node, NodeState.LEFT if clean else NodeState.LOST, reason)
-        event = "node_left" if clean else "node_lost"
-        fields: dict[str, object] = {"node": str(node), "reason": reason}
-        actions: list[Action] = [Note(event, fields, "info" if clean else "warning")]
-        if node.role == "server":
-            actions += self._server_gone(node, clean)
-        else:
-            actions += self._worker_gone(node, peer, clean, finished)
-        if self.ended is None:
-            actions += self._broadcast(self.members.state())
-            actions += self._settle_losses(now)
-            actions += self._settle_claim(node, now)
-            actions += self._end_if_idle()
-        return actions
-
-    def _server_gone(self, node: Node, clean: bool) -> list[Action]:
-        held = self.catalogue.held_by(node.rank)
-        if not held and clean:
-            self._losses.server_gone(node.rank)
-            return []
-        ranges = f"; with it went {', '.join(held)}" if held else ""
-        how = "has left" if clean else "is lost"
-        where = f"{node} at {node.host}:{node.port}"
-        # With nobody left to train, a server that goes in order ends the job, it does not fail it.
-        ok = clean and not self.members.connected("worker")
-        return self.end(ok, f"{where} {how} ({node.reason}){ranges}", str(node))
-
-    def _worker_gone(self, node: Node, peer: int, clean: bool, finished: bool) -> list[Action]:
-        self.barriers.leave(node.rank)
-        entering = self.catalogue.is_entering(node.rank)
-        self.catalogue.gone(peer, node.rank, node.incarnation)
-        self._workers_left += clean
-        self._workers_lost += not clean
-        if not clean:
-            fatal = self._fatal(node)
-            if fatal:
-                return self.end(False, fatal, str(node))
-        actions = self._fewer_workers(node.rank)
-        if clean and finished and not entering:
-            # Its last seals are acknowledged: nobody waits for it.
-            return actions
-        node.settled = False
-        servers = self._server_peers()
-        query = self._losses.begin(node.rank, node.incarnation, servers)
-        return [*(Tell(query, server) for server in servers.values()), *actions]
-
-    def _fatal(self, node: Node) -> str:
-        """Say why the job cannot go on without this worker; empty if it can."""
-        why = f"{node} is lost: {node.reason}"
-        # A cluster to which workers come and go at will does not end with one that was alone.
-        counts = self.settings.workers or self.members.active_workers()
-        if self.settings.on_worker_loss == "fail" and counts:
-            return why
-        alive, needed = len(self.members.connected("worker")), self.settings.min_workers
-        return f"{why}; {alive} workers are left, {needed} are needed" if alive < needed else ""
-
-    def _settle_losses(self, now: float) -> list[Action]:
-        """Give every verdict for which all answers are in; the rank is free again."""
-        actions: list[Action] = []
-        servers = self._server_peers()
-        for verdict in self._losses.verdicts():
-            actions += [Tell(verdict, peer) for peer in servers.values()]
-            node = self.members.rank("worker", verdict.worker)
-            node.settled = True
-            actions += self.catalogue.settled(node.rank, servers)
-            actions += self._settle_claim(node, now)
-        return actions
-
-    def _settle_claim(self, node: Node, now: float) -> list[Action]:
-        """Let in who waited for the name of a node that is gone."""
-        if node.connected:
-            return []
-        if not node.settled:
-            self._claims.hold(node.role, node.name)
-            return []
-        claim = self._claims.take(node.role, node.name)
-        return [] if claim is None else self._take_in(claim.peer, claim.join, now)
-
-    # --- the end ---
-
-    def _end_if_idle(self) -> list[Action]:
-        waiting = self.members.connected("worker") or self._claims
-        if not self.settings.end_when_idle or waiting or not self.members.was_ready:
-            return []
-        if self._workers_left:
-            return self.end(True, "all workers have finished")
-        return self.end(False, "every worker was lost") if self._workers_lost else []
-
-    def end(self, ok: bool, reason: str, node: str = "") -> list[Action]:
-        """End the job: tell everybody why."""
-        if self.ended is not None:
-            return []
-        self.ended = Ended(ok, reason)
-        shutdown = Shutdown(reason=reason[:1024], failed=not ok, node=node)
-        return [
-            *self._broadcast(shutdown),
-            *self._refuse_claims(),
-            Note(
-                "job_ended" if ok else "job_failed", {"reason": reason}, "info" if ok else "error"
-            ),
-            self.ended,
-        ]
-
-    def _refuse_claims(self) -> list[Action]:
-        code = ErrorCode.SHUTTING_DOWN if self.ended and self.ended.ok else ErrorCode.JOB_FAILED
-        text = f"the job has ended: {self.ended.reason if self.ended else ''}"[:1024]
-        return [Tell(Refused(code=code, text=text), claim.peer) for claim in self._claims.all()]
-
-    def stop(self, reason: str) -> list[Action]:
-        """Let all workers stop at one step boundary."""
-        if self.ended is not None:
-            return []
-        workers = [(node.rank, node.peer) for node in self.members.active_workers()]
-        note = Note("stop_requested", {"reason": reason})
-        return [note, *self.stopping.request(reason, workers)]
-
-    def _agree(self, agreed: StopAt | None) -> list[Action]:
-        return [] if agreed is None else self._broadcast(agreed)
 
     # --- time ---
 
@@ -421,12 +189,6 @@ class SchedulerCore:
                 text = f"{node} was declared lost: {reason}"
                 actions.append(Drop(peer, ErrorCode.STALE_INCARNATION, text))
         return actions
-
-    def _absent(self) -> str:
-        expected = self.members.expected
-        servers = f"{len(self.members.connected('server'))} of {expected['server']} servers"
-        workers = f"{len(self.members.connected('worker'))} of {expected['worker']} workers"
-        return f"only {servers} and {workers} have registered"
 
     def validate(self) -> None:
         """Check what must always hold."""

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from aiops.roles.membership import Node, NodeState
 
 if TYPE_CHECKING:
-    from aiops.roles.scheduler import SchedulerCore
+    from aiops.roles.job import Job
 
 __all__ = ["status"]
 
 
-def status(core: SchedulerCore, now: float) -> dict[str, object]:
+def status(core: Job, now: float) -> dict[str, object]:
     """Return members, tables with their range map, rounds, clocks and who is waited for."""
     servers = core.members.nodes("server")
     workers = core.members.nodes("worker")
