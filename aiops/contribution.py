@@ -101,6 +101,8 @@ class Contribution:
         """Return the sum over the whole shard; where nothing was pushed it is zero."""
         if self._sum is None:
             self._sum = np.empty(self._size, np.float32)
+        if self._bounds == [0, self._size]:
+            return self._sum
         if self._pushed is not None:
             self._sum[~self._pushed] = 0.0
             self._pushed = None

@@ -186,4 +186,7 @@ class Shard:
                 np.add(total, contribution[start:stop], out=total)
             if divisor is not None:
                 np.divide(total, np.float32(divisor), out=total)
-            self._update(start, stop, total, step)
+            if total.size == self.size:  # small and whole, as above
+                self.optimizer.update(self.values, total, self.state, step, self._scratch)
+            else:
+                self._update(start, stop, total, step)

@@ -78,12 +78,12 @@ class Rule(ABC):
 
     @property
     def closable(self) -> bool:
-        """Whether `advance` would close a round now."""
+        """Whether a round can be closed now."""
         return False
 
-    def advance(self) -> list[int] | None:
-        """Close one round if it can close; return its contributors, or `None`."""
-        return None
+    def close(self) -> list[int]:
+        """Close a round, if `closable`; return its contributors."""
+        raise AssertionError(f"{type(self).__name__} has no rounds")
 
     def hold(self, rank: int) -> tuple[int, bool]:
         """Prepare for a worker to enter; return the version, and whether nobody takes part."""
@@ -238,10 +238,8 @@ class BspRule(Rule):
         """Whether every seal of the open round is in."""
         return self.rounds.closable
 
-    def advance(self) -> list[int] | None:
-        """Close the open round if every seal is in: assignments, then one optimizer step."""
-        if not self.rounds.closable:
-            return None
+    def close(self) -> list[int]:
+        """Close the open round: assignments, then one step of the optimizer."""
         pushed = self.rounds.close()
         for rank in sorted(self._assignments):
             self._assignments[rank].write_to(self.shard)

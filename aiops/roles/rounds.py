@@ -110,8 +110,7 @@ class Rounds:
         )
 
     def close(self) -> list[int]:
-        """Close the open round; return the ranks in the divisor, in rank order."""
-        assert self.closable
+        """Close the open round, which is `closable`; return the ranks in the divisor, in order."""
         pushed = sorted(self._pushed.pop(self.version, {}))
         self.version += 1
         self._forget_gone()

@@ -250,16 +250,14 @@ class ServedTable:
     def advance(self) -> list[Action]:
         """Close what can close, then answer pulls and apply what waited for the next round."""
         actions: list[Action] = []
-        while self.ended is None:
+        while self.rule.closable and self.ended is None:
             try:
                 with np.errstate(all="ignore"):
-                    pushed = self.rule.advance()
+                    pushed = self.rule.close()
             except Exception as error:
                 self.ended = Ended(False, f"the optimizer of table {self.name} failed: {error!r}")
                 note = Note("optimizer_failed", {"table": self.name}, "error")
                 return [*actions, note, self.ended]
-            if pushed is None:
-                break
             actions.append(RoundClosed(self.table_id, self.rule.version, len(pushed)))
             actions += self._awaken()
             actions += self._unpark()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +22,12 @@ seeds = st.integers(0, 2**32 - 1)
 slices = st.tuples(st.integers(0, SIZE), st.integers(0, SIZE)).map(lambda t: slice(min(t), max(t)))
 indices = st.sets(st.integers(0, SIZE - 1), min_size=1).map(lambda s: np.array(sorted(s)))
 wheres: st.SearchStrategy[Selection] = st.one_of(slices, indices)
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    with np.errstate(all="ignore"):
+        yield
 
 
 class Naive:

@@ -141,20 +141,17 @@ class ServerNode:
         """Note the contributors of every round from now on, for each table that is new."""
         for number, table in self.core.tables.items():
             rule = table.rule
-            if "advance" in vars(rule) or not isinstance(rule, BspRule):
+            if "close" in vars(rule) or not isinstance(rule, BspRule):
                 continue
 
-            def advance(
-                number: int = number, rule: Any = rule, close: Any = rule.advance
-            ) -> list[int] | None:
+            def noted(number: int = number, rule: Any = rule, close: Any = rule.close) -> list[int]:
                 version, assigned = rule.version, set(rule._assignments)
-                pushed: list[int] | None = close()
-                if pushed is not None:
-                    self.rounds[number, version] = pushed
-                    self.assigned[number, version] = assigned
+                pushed: list[int] = close()
+                self.rounds[number, version] = pushed
+                self.assigned[number, version] = assigned
                 return pushed
 
-            rule.advance = advance  # type: ignore[method-assign]
+            rule.close = noted  # type: ignore[method-assign]
 
 
 class WorkerNode:
