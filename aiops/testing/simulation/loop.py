@@ -89,9 +89,10 @@ class SimLoop(asyncio.BaseEventLoop):
         """Move time to the next timer."""
         self._now = self._scheduled[0]._when  # type: ignore[attr-defined]
 
-    def note(self, *fact: object) -> None:
+    def note(self, *fact: object, data: bytes = b"") -> None:
         """Add a fact to the run's digest; equal digests mean equal runs."""
         self._digest.update(repr((round(self._now, 9), *fact)).encode())
+        self._digest.update(data)
 
     @property
     def digest(self) -> str:

@@ -186,7 +186,7 @@ class SimStream(Stream):
             if data == _END:
                 self._end(None)
             elif not self._closing:
-                self._loop.note(self.peer_host, self.host, data)
+                self._loop.note(self.peer_host, self.host, data=data)
                 self._hand_over(data)
 
     def _hand_over(self, data: bytes) -> None:

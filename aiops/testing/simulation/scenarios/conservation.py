@@ -30,7 +30,7 @@ async def conservation(
     *,
     workers: int = 8,
     servers: int = 4,
-    pushes: int = 30,
+    pushes: int = 20,
     kills: int = 3,
 ) -> None:
     """Push integers under faults; count how often each part of each push was applied.
@@ -70,9 +70,9 @@ async def conservation(
         for index in range(servers):
             cluster.network.fault(name, f"server-{index}").cut = CUT
             cluster.network.fault(f"server-{index}", name).cut = CUT
-    storm = loop.create_task(nemesis.run(3.0))
+    storm = loop.create_task(nemesis.run(2.0))
     for _ in range(kills):
-        await asyncio.sleep(loop.rng.uniform(0.3, 1.2))
+        await asyncio.sleep(loop.rng.uniform(0.3, 0.9))
         name = loop.rng.choice(list(running))
         if not running[name].done():
             count(seen, "kill")
