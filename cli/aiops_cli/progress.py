@@ -95,9 +95,9 @@ class PlainLines:
 class Bar:
     """A progress bar below the lines of the children."""
 
-    def __init__(self, output: SharedOutput) -> None:
+    def __init__(self, output: SharedOutput, console: Console | None = None) -> None:
         self._output = output
-        self._console = Console(file=sys.__stderr__)
+        self._console = console or Console(file=sys.__stderr__)
         # Refreshed by hand: rich's own thread would hold its lock while the terminal waits.
         self._progress = Progress(
             TextColumn("{task.description}"),
