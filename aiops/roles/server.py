@@ -36,6 +36,7 @@ from aiops_protocol.control import (
     ShardReady,
     Shutdown,
     StopAt,
+    TableSpec,
 )
 from aiops_protocol.errors import ErrorCode
 from aiops_protocol.frames import Flag, Pull, Request, Seal
@@ -219,6 +220,7 @@ class ServerCore:
             optimizer = optimizer_from(spec.optimizer, spec.optimizer_settings)
             given = spec.init_kind == "values"
             initializer = None if given else initializer_from(spec.init_kind, spec.init)
+            _check_consistency(spec)
         except ConfigError as error:
             return [_not_ready(order.table, ErrorCode.INVALID_SETTING, str(error))]
         elements = order.end - order.begin
@@ -311,6 +313,18 @@ def _names_no_keys(table: ServedTable, request: Request) -> bool:
         and request.begin == request.end == 0
         and (type(request) is Seal or table.begin == table.end)
     )
+
+
+def _check_consistency(spec: TableSpec) -> None:
+    """Refuse a rule that a later version may know: to take it for another would be worse."""
+    reduce = spec.consistency_settings.get("reduce")
+    if spec.consistency == "bsp" and reduce in ("mean", "sum"):
+        return
+    if spec.consistency != "asp":
+        raise ConfigError(
+            f"table {spec.name}: consistency {spec.consistency} with {spec.consistency_settings} "
+            'is not known here; there is "bsp" with reduce "mean" or "sum", and "asp"'
+        )
 
 
 def _drop(peer: int, rank: int) -> Drop:

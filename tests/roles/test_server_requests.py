@@ -408,6 +408,8 @@ def test_a_table_beyond_the_memory_is_refused_with_the_sum() -> None:
         ({"optimizer": "mine"}, "mine"),
         ({"optimizer": "sgd", "settings": {"lr": -1.0}}, "lr"),
         ({"init": "dice"}, "dice"),
+        ({"consistency": "ssp"}, "ssp"),
+        ({"reduce": "max"}, "max"),
     ],
 )
 def test_settings_that_this_server_does_not_understand_are_refused(

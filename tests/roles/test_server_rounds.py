@@ -55,6 +55,12 @@ def test_pushes_take_effect_together_when_all_have_sealed() -> None:
     assert values_of(reply(served.pull(0, clock=1))) == [1.5] * 4 + [4] * 4
 
 
+def test_contributions_can_be_summed_instead() -> None:
+    served = Served(workers=(0, 1), reduce="sum")
+    round_trip(served, 0, 1, clock=0, value=3)
+    assert (served.values == 6).all()
+
+
 def test_pulls_wait_for_the_version_that_they_name() -> None:
     served = Served(workers=(0, 1))
     round_trip(served, 0, clock=0)
