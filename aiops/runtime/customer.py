@@ -20,7 +20,7 @@ from aiops.runtime.witness import Witness
 from aiops.van.base import Address, Van
 from aiops.van.link import Link
 from aiops_protocol.control import ClusterState, Member
-from aiops_protocol.errors import ErrorCode
+from aiops_protocol.errors import ErrorCode, HandshakeRefused
 from aiops_protocol.frames import Control, Frame, Kind, Parked, Reply
 from aiops_protocol.handshake import Purpose, Role
 
@@ -44,9 +44,7 @@ HELD_UP_S: Final = 0.05
 """A timer that is later than this says that the event loop was held up: answers may lie unread."""
 
 
-FINAL_CODES: Final = frozenset(
-    {ErrorCode.OK, ErrorCode.SHUTTING_DOWN, ErrorCode.STALE_INCARNATION, ErrorCode.WRONG_JOB}
-)
+FINAL_CODES: Final = frozenset({ErrorCode.OK, ErrorCode.SHUTTING_DOWN, ErrorCode.WRONG_JOB})
 """Goodbyes after which calling again is useless. Others, such as a checksum that is wrong, say
 that this connection was damaged; the requests are sent again over a new one."""
 
@@ -357,6 +355,10 @@ class Customer:
         server.channel.lost()
         if self._closed or self._postoffice.failure is not None:
             return
+        if link.goodbye is not None and link.goodbye.code == ErrorCode.STALE_INCARNATION:
+            # Known to this server before the scheduler could tell: it is out of reach, perhaps.
+            self._postoffice.given_up(str(server), link.goodbye.text)
+            return
         if link.goodbye is not None and link.goodbye.code in FINAL_CODES:
             self._fail_server(server, f"{server} ended the connection: {link.goodbye.text}")
             return
@@ -371,7 +373,14 @@ class Customer:
                 await asyncio.sleep(min(RETRY_S * 2**server.fruitless, RETRY_S_MAX))
             await self._connect(server, RECONNECT_TIMEOUT_S)
         except AiopsError as error:
-            self._fail_server(server, f"{server} is gone: {error}")
+            refusal = error.__cause__
+            if (
+                isinstance(refusal, HandshakeRefused)
+                and refusal.reason == ErrorCode.STALE_INCARNATION
+            ):
+                self._postoffice.given_up(str(server), str(refusal))
+            else:
+                self._fail_server(server, f"{server} is gone: {error}")
         finally:
             if server.opening is asyncio.current_task():
                 server.opening = None

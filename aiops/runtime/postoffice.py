@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from aiops.errors import (
@@ -270,7 +271,7 @@ class Postoffice:
             return
         goodbye = link.goodbye
         if goodbye is not None and goodbye.code == ErrorCode.STALE_INCARNATION:
-            self._declared_lost(goodbye.text)
+            self.given_up(f"the scheduler at {self.scheduler}", goodbye.text)
             return
         text = goodbye.text if goodbye is not None else ""
         why = str(error) if error is not None else text or "it said goodbye"
@@ -303,14 +304,14 @@ class Postoffice:
             self._van,
             identity,
             joined.heartbeat_s,
-            declared_lost=self._declared_lost,
+            declared_lost=partial(self.given_up, f"the scheduler at {self.scheduler}"),
             orphaned=self._orphaned,
             from_thread=self._heartbeat_thread,
         )
 
-    def _declared_lost(self, reason: str) -> None:
-        """Fail: the scheduler does not count this worker as a member any more."""
-        text = f"the scheduler at {self.scheduler} has given this worker up: {reason}"
+    def given_up(self, by: str, reason: str) -> None:
+        """Fail: another node does not count this worker as a member any more."""
+        text = f"{by} has given this worker up: {reason}"
         self._fail(StaleIncarnation(text, ErrorCode.STALE_INCARNATION))
 
     def _orphaned(self, silent_s: float) -> None:

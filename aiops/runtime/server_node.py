@@ -205,7 +205,7 @@ class Server:
             self._van,
             identity,
             self._joined.heartbeat_s,
-            declared_lost=lambda reason: self._fail(f"the scheduler says: {reason}"),
+            declared_lost=self._declared_lost,
             orphaned=self._orphaned,
             suspended=self._suspend,
             from_thread=self._heartbeat_thread,
@@ -217,6 +217,10 @@ class Server:
     def _fail(self, reason: str) -> None:
         self._core.ended = self._core.ended or Ended(False, reason)
         self._end(self._core.ended)
+
+    def _declared_lost(self, reason: str) -> None:
+        """Leave: the scheduler does not count this server as a member any more."""
+        self._fail(f"the scheduler at {self._scheduler} has given this server up: {reason}")
 
     def _orphaned(self, silent_s: float) -> None:
         self._fail(f"the scheduler at {self._scheduler} has not answered for {silent_s:.1f} s")
@@ -345,7 +349,7 @@ class Server:
     def link_lost(self, link: Link, error: AiopsError | None) -> None:
         """Note the end of a connection."""
         if self._is_control(link):
-            self._scheduler_lost(error)
+            self._scheduler_lost(link, error)
             return
         self._return_segment(link)
         self._lent.pop(link.number, None)
@@ -358,7 +362,11 @@ class Server:
         if not self._links:
             self._emptied.set()
 
-    def _scheduler_lost(self, error: AiopsError | None) -> None:
+    def _scheduler_lost(self, link: Link, error: AiopsError | None) -> None:
+        goodbye = link.goodbye
+        if goodbye is not None and goodbye.code == ErrorCode.STALE_INCARNATION:
+            self._declared_lost(goodbye.text)
+            return
         why = str(error) if error is not None else "it said goodbye"
         failure = NodeFailed(f"the scheduler at {self._scheduler} is gone: {why}", node="scheduler")
         if self._joining is not None and not self._joining.done():
