@@ -181,6 +181,44 @@ def test_a_pull_that_waits_does_not_hold_up_another_call(desk: Desk) -> None:
     assert PULLS_BYTES_MAX > PULL_WINDOW_BYTES
 
 
+def test_a_part_passes_at_once_only_if_nothing_is_before_it(desk: Desk) -> None:
+    def part(size: int, outbox: Outbox) -> Part:
+        operation = desk.operation()
+        return Part(
+            operation, Push, 1, 0, begin=0, end=size // 4, payload=bytes(size), outbox=outbox
+        )
+
+    other = Outbox()
+    first, second = part(60, desk.outbox), part(60, desk.outbox)
+    assert desk.channel.pass_at_once(first, 0.0)
+    assert not desk.channel.pass_at_once(second, 0.0), "the window is full"
+    desk.channel.submit(second)
+    assert not desk.channel.pass_at_once(part(4, desk.outbox), 0.0), "another one is before it"
+    beside = part(4, other)
+    assert desk.channel.pass_at_once(beside, 0.0)
+    assert [frame(p).seq for p in (first, beside)] == [1, 1]
+    desk.channel.lost()
+    assert not desk.channel.pass_at_once(part(4, Outbox()), 0.0), "what goes again goes first"
+    assert desk.send() == [first, beside]
+    desk.answer(first)
+    assert desk.send() == [second]
+    desk.channel.validate()
+
+
+def test_a_pull_passes_at_once_as_far_as_the_window_goes(desk: Desk) -> None:
+    half = PULL_WINDOW_BYTES // 2
+    operation = desk.operation("pull")
+    parts = [
+        Part(operation, Pull, 1, 0, begin=0, end=half // 4, into=memoryview(bytearray(half)))
+        for _ in range(4)
+    ]
+    assert [desk.channel.pass_at_once(part, 0.0) for part in parts[:3]] == [True, True, False]
+    desk.channel.submit(parts[2])
+    desk.answer(parts[0], Value, payload=bytes(half))
+    assert not desk.channel.pass_at_once(parts[3], 0.0), "another one of its call is before it"
+    assert desk.send() == [parts[2]]
+
+
 # --- answers ---
 
 

@@ -52,8 +52,8 @@ class Delivery(RuleBasedStateMachine):
     # --- the worker ---
 
     @precondition(lambda self: len(self.parts) < KEYS)
-    @rule()
-    def push(self) -> None:
+    @rule(at_once=st.booleans())
+    def push(self, at_once: bool) -> None:
         key = len(self.parts)
         operation = Operation("push", "w", 0.0, 60.0, None)
         part = Part(
@@ -67,7 +67,15 @@ class Delivery(RuleBasedStateMachine):
             outbox=self.outbox,
         )
         self.parts.append(part)
-        self.channel.submit(part)
+        if at_once and self.channel.pass_at_once(part, 0.0):
+            self._put(part)
+        else:
+            self.channel.submit(part)
+
+    def _put(self, part: Part) -> None:
+        data = bytes(part.header) + bytes(part.payload)
+        assert self.bytes.setdefault(part.request_id, data) == data
+        self.wire.up.append(data)
 
     @rule()
     def pull(self) -> None:
@@ -83,9 +91,7 @@ class Delivery(RuleBasedStateMachine):
             part = self.channel.next_part(0.0)
             if part is None:
                 return
-            data = bytes(part.header) + bytes(part.payload)
-            assert self.bytes.setdefault(part.request_id, data) == data
-            self.wire.up.append(data)
+            self._put(part)
 
     @precondition(lambda self: self.parts)
     @rule(data=st.data())
@@ -168,7 +174,7 @@ def test_without_the_record_a_repeat_counts_twice(monkeypatch: pytest.MonkeyPatc
     """What the machine above would find."""
     monkeypatch.setattr(Inbox, "judge", lambda *_: Verdict.APPLY)
     machine = Delivery()
-    machine.push()
+    machine.push(False)
     machine.send(1)
     machine.server_reads(1, False)
     machine.cut(_Nothing())

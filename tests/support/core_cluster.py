@@ -198,7 +198,12 @@ class WorkerNode:
         """Send the parts of an operation."""
         for part, server in zip(operation.parts, servers, strict=True):
             part.server = server
-            self.channels[server].submit(part)
+            channel, connection = self.channels[server], self.connections[server]
+            full = self.cluster.rng.random() < 0.5
+            if connection is not None and not full and channel.pass_at_once(part, 0.0):
+                self._put(connection, part)
+            else:
+                channel.submit(part)
         self.pump()
         return operation
 
@@ -208,14 +213,14 @@ class WorkerNode:
                 self._connect(server)
             connection = self.connections[server]
             while connection is not None and (part := channel.next_part(self.cluster.now)):
-                self._check_resent(part)
-                connection.up.put(bytes(part.header) + bytes(part.payload))
+                self._put(connection, part)
             channel.validate()
 
-    def _check_resent(self, part: Part) -> None:
+    def _put(self, connection: Connection, part: Part) -> None:
         data = bytes(part.header) + bytes(part.payload)
         first = self.cluster.sent.setdefault((self.peer, part.server, part.request_id), data)
         assert first == data, "what is sent again is the same to the byte"
+        connection.up.put(data)
 
     def _connect(self, server: int) -> None:
         connection = self.cluster.servers[server].connect(self)
