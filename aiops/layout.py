@@ -63,7 +63,7 @@ class Layout:
         self.width = prod(shape[1:])
         self.servers = [part.server for part in parts]
         self._ranges = [KeyRange(part.begin, part.end) for part in parts]
-        self._whole = Choice(shape, self._cut(0, self.size), None, None)
+        self.whole = Choice(shape, self._cut(0, self.size), None, None)
 
     def _cut(self, begin: int, end: int) -> list[Piece]:
         """Cut a range of keys at shard bounds and, within a shard, at whole segments."""
@@ -90,7 +90,7 @@ class Layout:
     def choose(self, rows: Rows | None, verb: str) -> Choice:
         """Return the pieces for these rows; `UsageError` for rows that do not exist."""
         if rows is None:
-            return self._whole
+            return self.whole
         if not self.shape:
             raise UsageError(f"{verb} on table {self.name}: a table of shape () has no rows")
         if isinstance(rows, slice):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from aiops.layout import Choice, Piece
-from aiops.roles.requests import Operation, Part
+from aiops.roles.requests import Part
 from aiops_protocol.frames import Pull
 from aiops_protocol.payload import Float32Array, as_bytes
 
@@ -52,6 +52,8 @@ class Reads:
         versions = await self.ask(
             choice.pieces, memory, table.place.wanted, timeout_s, verb, choice
         )
+        if len(versions) == 1:
+            return values, versions.popitem()[1]
         if not table.has_rounds:
             return values, sum(versions.values())
         newest = max(versions.values(), default=0)
@@ -78,33 +80,23 @@ class Reads:
         versions: dict[int, int] = {}
         while True:
             operation = table.customer.operation(verb, table.subject(choice), timeout_s)
-            for piece in pieces:
-                Part(
-                    operation,
-                    Pull,
-                    table.table_id,
-                    piece.shard,
-                    clock=wanted if isinstance(wanted, int) else wanted[piece.shard],
-                    begin=piece.begin,
-                    end=piece.end,
-                    ranges=piece.ranges,
-                    into=memory[4 * piece.start : 4 * piece.stop],
-                )
-            await self._perform(operation)
+            for shard, begin, end, ranges, start, stop in pieces:
+                clock = wanted if isinstance(wanted, int) else wanted[shard]
+                into = memory[4 * start : 4 * stop]
+                Part(  # in the order of its fields: names would cost as much as the object
+                    operation, Pull, table.table_id, shard, clock, begin, end, ranges, 0, b"", into
+                )  # fmt: skip
+            try:
+                await table.customer.start(operation, table.layout.servers)
+            except asyncio.CancelledError:
+                table.customer.cancel(operation)
+                raise
             versions |= operation.versions
             if not operation.torn or not table.has_rounds:
                 return versions
             # For a worker outside of the rounds one can close between two pieces of a shard.
             pieces = [piece for piece in pieces if piece.shard in operation.torn]
             wanted = versions
-
-    async def _perform(self, operation: Operation) -> None:
-        table = self._table
-        try:
-            await table.customer.start(operation, table.layout.servers)
-        except asyncio.CancelledError:
-            table.customer.cancel(operation)
-            raise
 
     # --- prefetch ---
 

@@ -41,7 +41,8 @@ class Writes:
 
     def check_open(self, verb: str) -> None:
         """Raise `UsageError` if nothing can be changed now, or what has ended the job."""
-        worker, table = self._table.worker, self._table
+        table = self._table
+        worker = table.worker
         worker.check()
         if worker.finished:
             raise UsageError(f"{verb} to {table.title}: this worker has finished; pull still works")
@@ -63,7 +64,8 @@ class Writes:
     ) -> Operation:
         """Check the array, copy it if asked for, and cut it into the parts of one operation."""
         table = self._table
-        choice = table.layout.choose(rows, verb)
+        layout = table.layout
+        choice = layout.whole if rows is None else layout.choose(rows, verb)
         what = f"{verb} to {table.title}"
         flat = check_array(array, choice.shape, what, allow_nonfinite=table.allow_nonfinite)
         if choice.order is not None:
@@ -73,20 +75,13 @@ class Writes:
         memory = as_bytes(flat)
         operation = table.customer.operation(verb, table.subject(choice), timeout_s)
         table_id, clock, outboxes = table.table_id, table.place.clock, table.outboxes
-        for piece in choice.pieces:
-            Part(
-                operation,
-                kind,
-                table_id,
-                piece.shard,
-                clock=clock,
-                begin=piece.begin,
-                end=piece.end,
-                ranges=piece.ranges,
-                flags=flags,
-                payload=memory[4 * piece.start : 4 * piece.stop],
-                outbox=outboxes[piece.shard],
-            )
+        for shard, begin, end, ranges, start, stop in choice.pieces:
+            payload = memory[4 * start : 4 * stop]
+            outbox = outboxes[shard]
+            Part(  # in the order of its fields: names would cost as much as the object
+                operation, kind, table_id, shard, clock, begin, end, ranges, flags, payload, None,
+                outbox,
+            )  # fmt: skip
         return operation
 
     def _in_row_order(
@@ -116,7 +111,14 @@ class Writes:
         On cancellation it goes on by itself, whole; or, if nothing of it had left, it never was.
         """
         future = self._awaited[operation] = self.start(operation)
-        await self.finish(operation, future)
+        try:  # as `finish` does, which would be one coroutine more for each push
+            await future
+        except asyncio.CancelledError:
+            self.release(operation)
+            raise
+        finally:
+            self._awaited.pop(operation, None)
+            self.acknowledged += 1
 
     async def finish(
         self, operation: Operation, future: asyncio.Future[None], *, sealed: bool = False

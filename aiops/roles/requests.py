@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, Final, TypeVar
 
+import msgspec
 import numpy as np
 
 from aiops.errors import AiopsError, rejection
@@ -38,7 +39,7 @@ _READING: Final = frozenset({Kind.PULL, Kind.PUSH_PULL})
 T = TypeVar("T")
 
 
-class Operation:
+class Operation(msgspec.Struct, eq=False):
     """One call of the user, and what has become of it.
 
     Attributes
@@ -46,8 +47,8 @@ class Operation:
     verb, subject
         For messages: `push`, and the table with its rows.
     started_at, deadline
-        Instants of the loop's clock. The deadline is of the whole call when `explicit`, else
-        it is put off while answers arrive or a server says that the call waits by rule.
+        Instants of the loop's clock. The deadline is of the whole call when there is a `limit_s`,
+        else it is put off while answers arrive or a server says that the call waits by rule.
     called_at
         The shell's own, finer clock at the call, for the latency.
     waiting_for
@@ -58,125 +59,71 @@ class Operation:
         Shards whose answers to a pull differ in version: a round closed between them.
     """
 
-    __slots__ = (
-        "called_at",
-        "deadline",
-        "done",
-        "error",
-        "explicit",
-        "parts",
-        "parts_left",
-        "quiet_s",
-        "started_at",
-        "subject",
-        "token",
-        "torn",
-        "verb",
-        "versions",
-        "waiting_for",
-        "warned_at",
-    )
+    verb: str
+    subject: str
+    started_at: float
+    quiet_s: float
+    limit_s: float | None
+    deadline: float = 0.0
+    called_at: float = 0.0
+    warned_at: float = 0.0
+    parts: list[Part] = []
+    parts_left: int = 0
+    versions: dict[int, int] = {}
+    torn: dict[int, None] = {}
+    waiting_for: list[int] = []
+    error: AiopsError | None = None
+    done: bool = False
+    token: Any = None
 
-    def __init__(
-        self, verb: str, subject: str, now: float, quiet_s: float, limit_s: float | None
-    ) -> None:
-        self.verb = verb
-        self.subject = subject
-        self.started_at = now
-        self.called_at = 0.0
-        self.quiet_s = quiet_s
-        self.explicit = limit_s is not None
-        self.deadline = now + (quiet_s if limit_s is None else limit_s)
-        self.parts: list[Part] = []
-        self.parts_left = 0
-        self.versions: dict[int, int] = {}
-        self.torn: dict[int, None] = {}
-        self.waiting_for: list[int] = []
-        self.warned_at = now
-        self.error: AiopsError | None = None
-        self.done = False
-        self.token: Any = None
+    def __post_init__(self) -> None:
+        """Set the first deadline."""
+        limit_s = self.limit_s
+        self.deadline = self.started_at + (self.quiet_s if limit_s is None else limit_s)
+        self.warned_at = self.started_at
 
-    def add(self, part: Part) -> None:
-        """Make `part` belong to this call."""
-        self.parts.append(part)
-        self.parts_left += 1
-
-    def progress(self, now: float) -> None:
-        """Put a deadline that is not the user's own off, because something has moved."""
-        if not self.explicit:
-            self.deadline = now + self.quiet_s
+    @property
+    def explicit(self) -> bool:
+        """Whether the deadline is the user's."""
+        return self.limit_s is not None
 
     def parked(self, now: float, ranks: list[int]) -> None:
         """Note that a server lets the call wait by rule, for these worker ranks."""
         self.waiting_for = ranks
-        if not self.explicit:
+        if self.limit_s is None:
             self.deadline = min(now + self.quiet_s, self.started_at + WAIT_TIMEOUT_S)
 
 
-class Part:
+class Part(msgspec.Struct, eq=False):
     """One frame of an operation: what it asks, and where its answer goes."""
 
-    __slots__ = (
-        "begin",
-        "clock",
-        "end",
-        "flags",
-        "header",
-        "into",
-        "kind",
-        "operation",
-        "outbox",
-        "payload",
-        "ranges",
-        "request_id",
-        "resent",
-        "sent_at",
-        "seq",
-        "server",
-        "settled",
-        "shard",
-        "size",
-        "table",
-    )
+    operation: Operation
+    kind: type[Request]
+    table: int
+    shard: int
+    clock: int = 0
+    begin: int = 0
+    end: int = 0
+    ranges: Buffer = NO_BYTES
+    flags: int = 0
+    payload: Buffer = NO_BYTES
+    into: memoryview | None = None
+    outbox: Outbox | None = None
+    size: int = 0
+    request_id: int = 0
+    seq: int = 0
+    sent_at: float = 0.0
+    server: int = -1
+    resent: bool = False
+    settled: bool = False
+    header: bytes = NO_BYTES
 
-    def __init__(
-        self,
-        operation: Operation,
-        kind: type[Request],
-        table: int,
-        shard: int,
-        *,
-        clock: int = 0,
-        begin: int = 0,
-        end: int = 0,
-        ranges: Buffer = NO_BYTES,
-        flags: int = 0,
-        payload: Buffer = NO_BYTES,
-        into: memoryview | None = None,
-        outbox: Outbox | None = None,
-    ) -> None:
-        self.operation = operation
-        self.kind = kind
-        self.table = table
-        self.shard = shard
-        self.clock = clock
-        self.begin = begin
-        self.end = end
-        self.ranges = ranges
-        self.flags = flags
-        self.payload = payload
-        self.into = into
-        self.outbox = outbox
-        self.size = len(payload) or len(into or b"")
-        self.request_id = 0
-        self.seq = 0
-        self.sent_at = 0.0
-        self.server = -1
-        self.resent = False
-        self.settled = False
-        self.header: bytes = NO_BYTES
-        operation.add(self)
+    def __post_init__(self) -> None:
+        """Become a part of the operation."""
+        self.size = len(self.payload) or len(self.into or NO_BYTES)
+        operation = self.operation
+        operation.parts.append(self)
+        operation.parts_left += 1
 
     def own(self) -> None:
         """Copy the payload: the lender wants its memory back and the part is not settled."""
@@ -240,6 +187,30 @@ class Channel:
             if queue is None:
                 queue = self._pulls[part.operation] = deque()
         queue.append(part)
+
+    def pass_at_once(self, part: Part, now: float) -> bool:
+        """Let a part go without queueing, if nothing is before it; it counts as sent then.
+
+        The usual case, and half the work of `submit` and `next_part`.
+        """
+        outbox = part.outbox
+        if self._resend:
+            return False
+        if outbox is None:
+            operation, size = part.operation, self._pull_bytes + part.size
+            if operation in self._pulls or (size > PULL_WINDOW_BYTES and self._pull_bytes):
+                return False
+            self._pulling[operation] = self._pulling.get(operation, 0) + 1
+            self._pull_bytes = size
+            self._launch(part, 0, now)
+            return True
+        size = self._mutation_bytes + part.size
+        if outbox in self._mutations or not outbox.open or size > self.window_bytes:
+            return False
+        self._mutation_bytes = size
+        part.seq = outbox.take()
+        self._launch(part, outbox.answered_below, now)
+        return True
 
     def next_part(self, now: float) -> Part | None:
         """Return the part to send now, which counts as sent; `None` if all that is left waits."""
@@ -321,8 +292,10 @@ class Channel:
         if isinstance(reply, Parked):
             operation.parked(now, np.frombuffer(reply.payload, "<u4").tolist())
             return None
-        operation.progress(now)
-        operation.waiting_for = []
+        if operation.limit_s is None:
+            operation.deadline = now + operation.quiet_s
+        if operation.waiting_for:
+            operation.waiting_for = []
         if isinstance(reply, Reject):
             text = bytes(reply.payload).decode("utf-8", "replace")
             operation.error = rejection(

@@ -23,6 +23,8 @@ from aiops_protocol.control import ClusterState, Member
 from aiops_protocol.errors import ErrorCode, HandshakeRefused
 from aiops_protocol.frames import Control, Frame, Kind, Parked, Reply
 from aiops_protocol.handshake import Purpose, Role
+from aiops_protocol.layout import REPLY
+from aiops_protocol.limits import PREFIX_BYTES
 
 __all__ = ["Customer"]
 
@@ -39,6 +41,9 @@ reported by the scheduler long before."""
 RETRY_S: Final = 0.01
 RETRY_S_MAX: Final = 1.0
 """Pauses between connections that are lost again before any answer has come, doubling."""
+
+REPLY_HEADER_BYTES: Final = PREFIX_BYTES + REPLY.size
+"""What an answer takes on the wire besides its values."""
 
 HELD_UP_S: Final = 0.05
 """A timer that is later than this says that the event loop was held up: answers may lie unread."""
@@ -182,19 +187,37 @@ class Customer:
         self._operations[operation] = None
         if self.witness is not None:
             self.witness.started(operation)
-        touched: dict[int, Server] = {}
+        now = operation.started_at
         for part in operation.parts:
             rank = part.server = servers[part.shard]
-            server = touched[rank] = self._servers[rank]
-            server.channel.submit(part)
-        for server in touched.values():
-            if server.failure:
-                self._fail(operation, server)
-                return future
-            self._pump(server)
+            server = self._servers[rank]
+            link = server.link
+            if (
+                link is None
+                or link.stream.full
+                or server.failure
+                or not server.channel.pass_at_once(part, now)
+            ):
+                # An answer, room in the stream or a new connection will move it.
+                server.channel.submit(part)
+                if server.failure:
+                    self._fail(operation, server)
+                    return future
+            else:
+                self._send(link, part)
         if self._timer is None or operation.deadline < self._timer_at:
             self._arm(operation.deadline)
         return future
+
+    def _send(self, link: Link, part: Part) -> None:
+        size = len(part.header) + len(part.payload)
+        if part.resent:
+            self.bytes.retransmit_sent += size
+        elif part.outbox is None:
+            self.bytes.pull_sent += size
+        else:
+            self.bytes.push_sent += size
+        link.send_encoded(part.header, part.payload, borrowed=True)
 
     def _pump(self, server: Server) -> None:
         link = server.link
@@ -202,14 +225,7 @@ class Customer:
             return
         now = self._loop.time()
         while (part := server.channel.next_part(now)) is not None:
-            size = len(part.header) + len(part.payload)
-            if part.resent:
-                self.bytes.retransmit_sent += size
-            elif part.kind.kind is Kind.PULL:
-                self.bytes.pull_sent += size
-            else:
-                self.bytes.push_sent += size
-            link.send_encoded(part.header, part.payload, borrowed=True)
+            self._send(link, part)
             if link.stream.full:
                 break
 
@@ -275,6 +291,7 @@ class Customer:
             if histogram is None:
                 histogram = self.latency[operation.verb] = LatencyHistogram()
             histogram.record(time.perf_counter() - operation.called_at)
+        operation.parts.clear()  # or each would keep the other alive until a collection
         future = operation.token
         if future.done():
             return
@@ -295,26 +312,21 @@ class Customer:
             return
         assert isinstance(frame, Reply)
         now = self._loop.time()
-        self._count(frame)
-        if isinstance(frame, Parked):
-            server.channel.answer(frame, now)
-            self._warn_waiting(now)
-            return
+        if frame.kind is Kind.VALUE:
+            self.bytes.pull_received += REPLY_HEADER_BYTES + len(frame.payload)
+        else:
+            self.bytes.push_received += REPLY_HEADER_BYTES + len(frame.payload)
         part = server.channel.answer(frame, now)
-        server.fruitless = 0
         if part is None:
+            if isinstance(frame, Parked):
+                self._warn_waiting(now)
             return
+        server.fruitless = 0
         if self.witness is not None:
             self.witness.answered(part, frame)
-        if part.operation.done and part.operation in self._operations:
-            self._complete(part.operation)
-
-    def _count(self, frame: Reply) -> None:
-        size = 64 + len(frame.payload)
-        if frame.kind is Kind.VALUE:
-            self.bytes.pull_received += size
-        else:
-            self.bytes.push_received += size
+        operation = part.operation
+        if operation.done and operation in self._operations:
+            self._complete(operation)
 
     def _warn_waiting(self, now: float) -> None:
         for operation in self._operations:
