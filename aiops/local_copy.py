@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -27,8 +27,16 @@ PERIOD_S_MIN = 0.002
 """Shorter periods are below the grain of event loop timers and would spin."""
 
 
+KEPT_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Tables up to this size are copied by every whole pull, which costs 5 % of it. From here on the
+copy no longer fits a cache and costs up to 20 %, so it is made only for those who use it."""
+
+
 class LocalCopy:
     """A worker's copy of one table; `table.local`.
+
+    Every whole pull refreshes it. Of a table above 4 MiB it is kept from the first use of
+    `table.local` on: touch that before the pull.
 
     Attributes
     ----------
@@ -46,6 +54,7 @@ class LocalCopy:
         self._state: dict[str, Float32Array] = {}
         self._steps = 0
         self._refreshes = 0
+        self._kept = 4 * table.core.layout.size <= KEPT_BYTES_MAX
         self._puller: asyncio.Task[None] | None = None
         self.version = 0
 
@@ -68,16 +77,29 @@ class LocalCopy:
     @property
     def age_s(self) -> float:
         """Seconds since the last refresh."""
-        self._need()
+        self.check()
+        if not self._refreshes:
+            raise self._missing()
         return time.monotonic() - self._refreshed_at
 
     def _need(self) -> Float32Array:
         self.check()
         if self._values is None:
-            raise UsageError(
-                f"table {self._table.name} has no local copy yet: pull it, or start pull_every"
-            )
+            raise self._missing()
         return self._values
+
+    def _missing(self) -> UsageError:
+        name = self._table.name
+        if self._refreshes:
+            return UsageError(
+                f"table {name} is large, so its local copy is kept from the first use of "
+                "table.local on, and the last pull was before that: pull again"
+            )
+        return UsageError(f"table {name} has no local copy yet: pull it, or start pull_every")
+
+    def keep(self) -> None:
+        """Keep a copy from now on, however large; called by `table.local`."""
+        self._kept = True
 
     def refresh(self, values: Float32Array, version: int) -> None:
         """Take newer values over; what `apply` has changed and not pushed is dropped.
@@ -85,7 +107,9 @@ class LocalCopy:
         A copy is kept, because the array itself is the caller's. Its memory is used again while
         nobody has seen it: fresh memory would cost more than the copying.
         """
-        if self._values is None or self._lent:
+        if not self._kept:
+            pass
+        elif self._values is None or self._lent:
             self._values = values.copy()
             self._lent = False
         else:

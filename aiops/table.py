@@ -51,8 +51,6 @@ class Table:
     ----------
     name, shape
         As created.
-    local
-        The versioned local copy (`LocalCopy`), refreshed by every whole pull.
     core
         The parts it is made of, for those who build on them.
     """
@@ -61,7 +59,7 @@ class Table:
         self.core = TableCore(worker, opened)
         self.name = self.core.name
         self.shape = self.core.shape
-        self.local = LocalCopy(self)
+        self._local = LocalCopy(self)
 
     def __repr__(self) -> str:
         return f"<Table {self.name} shape={self.shape} version={self.version}>"
@@ -70,6 +68,12 @@ class Table:
     def worker(self) -> Worker:
         """The worker that opened the table."""
         return self.core.worker
+
+    @property
+    def local(self) -> LocalCopy:
+        """The versioned local copy (`LocalCopy`), refreshed by every whole pull."""
+        self._local.keep()
+        return self._local
 
     @property
     def shards(self) -> int:
@@ -89,7 +93,7 @@ class Table:
     @property
     def version(self) -> int:
         """Version of the values this worker has seen last; 0 before the first pull."""
-        return self.local.version
+        return self._local.version
 
     @property
     def partition(self) -> list[dict[str, int]]:
@@ -149,7 +153,7 @@ class Table:
             check_out(out, choice.shape, f"pull of {core.title}")
         if rows is None:
             values, version = await core.reads.whole(out, timeout_s)
-            self.local.refresh(values, version)
+            self._local.refresh(values, version)
             return values
         if choice.order is None:
             values, _ = await core.reads.fetch(choice, out, timeout_s)
@@ -177,7 +181,7 @@ class Table:
         the newest version next; nothing is queued. `values` is fresh each time. The iteration
         ends when the job ends well.
         """
-        return Updates(self)
+        return Updates(self.core, self._local)
 
     # --- writing ---
 
@@ -318,7 +322,7 @@ class Table:
             check_out(out, choice.shape, f"push_pull of {core.title}")
         call = self._push_pull_round if core.has_rounds else self._push_pull_now
         values, version = await call(gradient, choice, out, timeout_s)
-        self.local.refresh(values, version)
+        self._local.refresh(values, version)
         return values
 
     async def _push_pull_round(
@@ -365,3 +369,8 @@ class Table:
             part.into = memory[4 * piece.start : 4 * piece.stop]
         await core.writes.perform(operation)
         return values, sum(operation.versions.values())
+
+    def close(self) -> None:
+        """Let go of what runs in the background; called when the worker closes."""
+        self.core.close()
+        self._local.stop()

@@ -19,7 +19,8 @@ from aiops.layout import Piece
 from aiops_protocol.payload import Float32Array, as_bytes
 
 if TYPE_CHECKING:
-    from aiops.table import Table
+    from aiops.local_copy import LocalCopy
+    from aiops.table_core import TableCore
 
 __all__ = ["Updates"]
 
@@ -30,9 +31,9 @@ WHOLE_ELEMENTS_MAX: Final = 16 * 1024
 class Updates(AsyncIterator[tuple[int, Float32Array]]):
     """The iterator behind `table.updates()`; it ends by itself when the job ends well."""
 
-    def __init__(self, table: Table) -> None:
-        self._core = table.core
-        self._local = table.local
+    def __init__(self, core: TableCore, local: LocalCopy) -> None:
+        self._core = core
+        self._local = local
         self._seen: int | None = None  # version handed out last
         self._versions: dict[int, int] = {}  # by shard
         size = 0 if self._core.has_rounds else self._core.layout.size

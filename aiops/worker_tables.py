@@ -103,8 +103,7 @@ class Tables:
             task.cancel()
         await asyncio.gather(*opening, return_exceptions=True)
         for table in self.all:
-            table.core.close()
-            table.local.stop()
+            table.close()
 
 
 def table_spec(

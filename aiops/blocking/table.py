@@ -30,8 +30,6 @@ class Table:
     ----------
     name, shape
         As created.
-    local
-        The versioned local copy, refreshed by every whole pull.
     """
 
     def __init__(self, worker: Worker, table: aiops.table.Table, loop: LoopThread) -> None:
@@ -40,7 +38,6 @@ class Table:
         self._loop = loop
         self.name = table.name
         self.shape = table.shape
-        self.local = LocalCopy(table.local, loop)
 
     def __repr__(self) -> str:
         return f"<blocking Table {self.name} shape={self.shape} version={self.version}>"
@@ -49,6 +46,11 @@ class Table:
     def worker(self) -> Worker:
         """The worker that opened the table."""
         return self._worker
+
+    @property
+    def local(self) -> LocalCopy:
+        """The versioned local copy, refreshed by every whole pull."""
+        return LocalCopy(self._table.local, self._loop)
 
     @property
     def shards(self) -> int:

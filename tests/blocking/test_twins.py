@@ -21,7 +21,7 @@ TWINS = [
 # What the rooms of aiops call among themselves, or what only makes sense on the event loop.
 NOT_FOR_USERS = {
     "Table": {"close", "close_clock", "fetch", "initialise", "leave_rounds", "perform"},
-    "LocalCopy": {"refresh"},
+    "LocalCopy": {"keep", "refresh"},
     "LocalCluster": {"scheduler"},
 }
 
