@@ -244,8 +244,10 @@ class Job:
             return []
         self.ended = Ended(ok, reason)
         shutdown = Shutdown(reason=reason[:1024], failed=not ok, node=node)
+        # Workers first: who meets a closing server before the reason would blame that server.
+        nodes = self.members.connected("worker") + self.members.connected("server")
         return [
-            *self._broadcast(shutdown),
+            *(Tell(shutdown, node.peer) for node in nodes),
             *self._refuse_claims(),
             Note(
                 "job_ended" if ok else "job_failed", {"reason": reason}, "info" if ok else "error"
