@@ -9,10 +9,10 @@ PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 CODE   := aiops protocol cli tests $(wildcard benchmarks examples)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test format lint types layers docs fuzz bench clean
+.PHONY: help demo test format lint types layers docs fuzz bench sim mutants kill-matrix clean
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' Makefile
 
 # --- set-up: one marker file per set of extras, made again when pyproject.toml changes ---
 
@@ -75,6 +75,9 @@ sim: $(VENV)/.dev  ## AIOPS_SEEDS simulated clusters per scenario, under faults 
 
 mutants: $(VENV)/.dev  ## plant bugs, each of which the simulator must find
 	$(BIN)/python -m pytest tests/simulation/test_mutants.py --all-mutants -q
+
+kill-matrix: $(VENV)/.dev  ## kill, stop and end each kind of process; what the others see
+	$(BIN)/python -m pytest tests/integration/test_kill_matrix.py --kill-matrix -q
 
 clean:  ## remove the environment and every cache
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -70,3 +70,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--all-mutants", action="store_true", help="plant every bug, not only a few of them"
     )
+    parser.addoption(
+        "--kill-matrix", action="store_true", help="every cell of the kill matrix, not only four"
+    )
