@@ -269,14 +269,16 @@ class ServerCore:
         return self._note_end(table, table.admit(worker, version)) if table else []
 
     def _lose(self, worker: int, incarnation: int) -> list[Action]:
-        drops = self._fence(worker, incarnation + 1)
+        actions = self._fence(worker, incarnation + 1)
         self._lost[worker] = incarnation
         sealed: dict[int, tuple[int, int]] = {}
         for table in self.tables.values():
             mark = table.rule.lose(worker)
             if mark is not None:
                 sealed[table.table_id] = mark
-        return [*drops, Tell(LossReport(worker=worker, sealed=sealed))]
+            # If it was about to enter, a round may have waited for that.
+            actions += self._note_end(table, table.advance())
+        return [*actions, Tell(LossReport(worker=worker, sealed=sealed))]
 
     def _settle(self, worker: int, sealed: dict[int, tuple[int, int]]) -> list[Action]:
         incarnation = self._lost.pop(worker, None)

@@ -299,6 +299,17 @@ def test_a_latecomer_to_an_idle_table_begins_with_the_open_round() -> None:
     assert closings(round_trip(served, 0, clock=0)) == [(1, 1)]
 
 
+def test_a_latecomer_that_is_lost_before_it_has_entered_holds_nothing_up() -> None:
+    """It took part in nothing, so no verdict concerns this table."""
+    served = Served(workers=(0,))
+    served.core.order(RoundHold(table=1, worker=1), 0.0)
+    assert closings(round_trip(served, 0, clock=0)) == [(1, 1)]
+    assert closings(round_trip(served, 0, clock=1)) == []
+    actions = served.core.order(DeathQuery(worker=1, incarnation=1), 0.0)
+    assert closings(actions) == [(2, 1)]
+    assert told(actions) == LossReport(worker=1, sealed={})
+
+
 def test_a_lost_worker_is_not_heard_any_more_not_even_in_what_is_under_way() -> None:
     """A seal after the report would count here and nowhere else."""
     served = Served(workers=(0, 1))
