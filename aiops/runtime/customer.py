@@ -1,8 +1,7 @@
 """Customer: one user of a worker node. Its outstanding requests, their replies, retransmission.
 
-It owns the data connections to the servers and moves a `Channel` for each. A lost connection
-is opened again and what was unanswered is sent again, byte for byte; the servers recognise
-repeats. One timer serves all deadlines.
+It has a `DataConnection` to each server, which sends and resends; here is what the answers mean
+to the calls. One timer serves all deadlines.
 """
 
 from __future__ import annotations
@@ -13,16 +12,13 @@ from typing import Final
 
 from aiops.errors import AiopsError, Closed, NodeFailed, RequestTimeout
 from aiops.observability import ByteCounters, LatencyHistogram
-from aiops.roles.requests import Channel, Operation, Part
-from aiops.runtime.dialling import LinkPlan, open_link
+from aiops.roles.requests import Operation
+from aiops.runtime.data_connection import DataConnection
 from aiops.runtime.postoffice import Postoffice
 from aiops.runtime.witness import Witness
-from aiops.van.base import Address, Van
-from aiops.van.link import Link
-from aiops_protocol.control import ClusterState, Member
-from aiops_protocol.errors import ErrorCode, HandshakeRefused
-from aiops_protocol.frames import Control, Frame, Kind, Parked, Reply
-from aiops_protocol.handshake import Purpose, Role
+from aiops.van.base import Van
+from aiops_protocol.control import ClusterState
+from aiops_protocol.frames import Kind, Parked, Reply
 from aiops_protocol.layout import REPLY
 from aiops_protocol.limits import PREFIX_BYTES
 
@@ -34,42 +30,11 @@ QUIET_TIMEOUT_S: Final = 60.0
 WARN_WAITING_S: Final = 10.0
 """How often the log names whom a call waits for."""
 
-RECONNECT_TIMEOUT_S: Final = 30.0
-"""How long a lost data connection is tried again before its requests fail. A dead server is
-reported by the scheduler long before."""
-
-RETRY_S: Final = 0.01
-RETRY_S_MAX: Final = 1.0
-"""Pauses between connections that are lost again before any answer has come, doubling."""
-
 REPLY_HEADER_BYTES: Final = PREFIX_BYTES + REPLY.size
 """What an answer takes on the wire besides its values."""
 
 HELD_UP_S: Final = 0.05
 """A timer that is later than this says that the event loop was held up: answers may lie unread."""
-
-
-FINAL_CODES: Final = frozenset({ErrorCode.OK, ErrorCode.SHUTTING_DOWN, ErrorCode.WRONG_JOB})
-"""Goodbyes after which calling again is useless. Others, such as a checksum that is wrong, say
-that this connection was damaged; the requests are sent again over a new one."""
-
-
-class Server:
-    """One server as a customer sees it: where it is, its channel, its connection."""
-
-    __slots__ = ("channel", "failure", "fruitless", "link", "member", "opening")
-
-    def __init__(self, member: Member) -> None:
-        self.member = member
-        self.channel = Channel(session=0)
-        self.link: Link | None = None
-        self.opening: asyncio.Task[None] | None = None
-        self.fruitless = 0  # connections in a row that were lost before any answer came
-        self.failure = ""  # why nothing will be sent there any more
-
-    def __str__(self) -> str:
-        member = self.member
-        return f"server {member.rank} ({member.name}) at {member.host}:{member.port}"
 
 
 class Customer:
@@ -88,8 +53,7 @@ class Customer:
     def __init__(self, van: Van, postoffice: Postoffice) -> None:
         self._van = van
         self._postoffice = postoffice
-        self._servers: dict[int, Server] = {}
-        self._by_link: dict[int, Server] = {}
+        self._servers: dict[int, DataConnection] = {}
         self._operations: dict[Operation, None] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -98,7 +62,6 @@ class Customer:
         self._closed = False
         self.bytes = ByteCounters()
         self.latency: dict[str, LatencyHistogram] = {}
-        self.bytes_by_server: dict[int, list[int]] = {}
         self.witness: Witness | None = None
         self._opening: list[asyncio.Task[None]] = []
         postoffice.on_failure = self._fail_all
@@ -112,13 +75,10 @@ class Customer:
         """Connect to every server of the job."""
         for member in self._postoffice.members:
             if member.role == "server":
-                self._servers[member.rank] = Server(member)
-                self._servers[member.rank].channel.epoch = self._postoffice.epoch
-                self.bytes_by_server[member.rank] = [0, 0]
-        opening = [
-            asyncio.create_task(self._connect(server, timeout_s))
-            for server in self._servers.values()
-        ]
+                self._servers[member.rank] = DataConnection(
+                    self._van, self._postoffice, member, self, self.bytes
+                )
+        opening = [asyncio.create_task(server.open(timeout_s)) for server in self._servers.values()]
         self._opening = opening
         try:
             self._postoffice.check()
@@ -132,34 +92,6 @@ class Customer:
             for task in opening:
                 task.cancel()
             await asyncio.gather(*opening, return_exceptions=True)
-
-    async def _connect(self, server: Server, timeout_s: float) -> None:
-        joined = self._postoffice.joined
-
-        def destination(frame: Frame, size: int) -> memoryview | None:
-            return server.channel.destination(frame, size) if isinstance(frame, Reply) else None
-
-        plan = LinkPlan(
-            Address(server.member.host, server.member.port),
-            f"server {server.member.rank}",
-            Role.WORKER,
-            Role.SERVER,
-            Purpose.DATA,
-            job=bytes.fromhex(joined.job),
-            rank=joined.rank,
-            incarnation=joined.incarnation,
-            known=True,
-            destination=destination,
-        )
-        await open_link(self._van, plan, _Adopter(self, server), timeout_s=timeout_s)
-
-    def adopt(self, server: Server, link: Link) -> None:
-        """Use a new connection to a server: first what was unanswered, then what waits."""
-        server.link = link
-        server.channel.window_bytes = link.welcome.window_bytes
-        self._by_link[link.number] = server
-        link.owner = self
-        self._pump(server)
 
     # --- operations ---
 
@@ -191,43 +123,13 @@ class Customer:
         for part in operation.parts:
             rank = part.server = servers[part.shard]
             server = self._servers[rank]
-            link = server.link
-            if (
-                link is None
-                or link.stream.full
-                or server.failure
-                or not server.channel.pass_at_once(part, now)
-            ):
-                # An answer, room in the stream or a new connection will move it.
-                server.channel.submit(part)
-                if server.failure:
-                    self._fail(operation, server)
-                    return future
-            else:
-                self._send(link, part)
+            server.submit(part, now)
+            if server.failure:
+                self._fail(operation, server)
+                return future
         if self._timer is None or operation.deadline < self._timer_at:
             self._arm(operation.deadline)
         return future
-
-    def _send(self, link: Link, part: Part) -> None:
-        size = len(part.header) + len(part.payload)
-        if part.resent:
-            self.bytes.retransmit_sent += size
-        elif part.outbox is None:
-            self.bytes.pull_sent += size
-        else:
-            self.bytes.push_sent += size
-        link.send_encoded(part.header, part.payload, borrowed=True)
-
-    def _pump(self, server: Server) -> None:
-        link = server.link
-        if link is None or not link.ready:
-            return
-        now = self._loop.time()
-        while (part := server.channel.next_part(now)) is not None:
-            self._send(link, part)
-            if link.stream.full:
-                break
 
     def flush(self) -> None:
         """Hand everything to the kernel now: the caller may compute for long before it waits."""
@@ -253,7 +155,7 @@ class Customer:
             return None
         for part in operation.parts:
             part.own()
-            self._abandon(part)
+            self._servers[part.server].abandon(part)
         self._own_unsent(operation)
         rest: asyncio.Future[None] = self._loop.create_future()
         operation.token = rest
@@ -261,24 +163,15 @@ class Customer:
 
     def _own_unsent(self, operation: Operation) -> None:
         for rank in {part.server for part in operation.parts}:
-            link = self._servers[rank].link
-            if link is not None:
-                link.stream.own()
+            self._servers[rank].own()
 
     def _withdraw_all(self, operation: Operation) -> None:
         for part in operation.parts:
-            self._abandon(part)
-            self._servers[part.server].channel.withdraw(part)
+            server = self._servers[part.server]
+            server.abandon(part)
+            server.channel.withdraw(part)
         self._own_unsent(operation)
         operation.done = True
-
-    def _abandon(self, part: Part) -> None:
-        """Give the memory of an answer back to the caller, even if it is half received."""
-        if part.into is not None:
-            link = self._servers[part.server].link
-            if link is not None:
-                link.abandon(part.into)
-            part.into = None
 
     def _complete(self, operation: Operation) -> None:
         del self._operations[operation]
@@ -300,30 +193,22 @@ class Customer:
         else:
             future.set_result(None)
 
-    # --- links ---
+    # --- answers ---
 
-    def link_ready(self, link: Link) -> None:
-        """Nothing to do: `_Adopter` hands a ready link to `adopt`."""
-
-    def link_frame(self, link: Link, frame: Frame) -> None:
+    def answered(self, server: DataConnection, reply: Reply) -> None:
         """Take one answer."""
-        server = self._by_link.get(link.number)
-        if server is None or isinstance(frame, Control):
-            return
-        assert isinstance(frame, Reply)
         now = self._loop.time()
-        if frame.kind is Kind.VALUE:
-            self.bytes.pull_received += REPLY_HEADER_BYTES + len(frame.payload)
+        if reply.kind is Kind.VALUE:
+            self.bytes.pull_received += REPLY_HEADER_BYTES + len(reply.payload)
         else:
-            self.bytes.push_received += REPLY_HEADER_BYTES + len(frame.payload)
-        part = server.channel.answer(frame, now)
+            self.bytes.push_received += REPLY_HEADER_BYTES + len(reply.payload)
+        part = server.channel.answer(reply, now)
         if part is None:
-            if isinstance(frame, Parked):
+            if isinstance(reply, Parked):
                 self._warn_waiting(now)
             return
-        server.fruitless = 0
         if self.witness is not None:
-            self.witness.answered(part, frame)
+            self.witness.answered(part, reply)
         operation = part.operation
         if operation.done and operation in self._operations:
             self._complete(operation)
@@ -339,71 +224,13 @@ class Customer:
                     workers=operation.waiting_for,
                 )
 
-    def link_pinged(self, link: Link) -> None:
-        """Nothing to do: the link answers."""
-
-    def link_batch_end(self, link: Link) -> None:
-        """Send what the answers have made room for."""
-        server = self._by_link.get(link.number)
-        if server is not None and server.channel.waiting:
-            self._pump(server)
-
-    def link_drained(self, link: Link) -> None:
-        """Send what waits."""
-        server = self._by_link.get(link.number)
-        if server is not None:
-            self._pump(server)
-
-    def link_lost(self, link: Link, error: AiopsError | None) -> None:
-        """Open the connection again, unless this is the end."""
-        server = self._by_link.pop(link.number, None)
-        if server is None:
-            return
-        traffic = self.bytes_by_server[server.member.rank]
-        traffic[0] += link.bytes_sent
-        traffic[1] += link.bytes_received
-        if server.link is link:
-            server.link = None
-        server.channel.lost()
-        if self._closed or self._postoffice.failure is not None:
-            return
-        if link.goodbye is not None and link.goodbye.code == ErrorCode.STALE_INCARNATION:
-            # Known to this server before the scheduler could tell: it is out of reach, perhaps.
-            self._postoffice.given_up(str(server), link.goodbye.text)
-            return
-        if link.goodbye is not None and link.goodbye.code in FINAL_CODES:
-            self._fail_server(server, f"{server} ended the connection: {link.goodbye.text}")
-            return
-        self._postoffice.log.warning("connection_lost", server=str(server), reason=str(error))
-        server.fruitless += 1
-        server.opening = self._loop.create_task(self._reconnect(server))
-
-    async def _reconnect(self, server: Server) -> None:
-        try:
-            if server.fruitless > 1:
-                # Something in what is sent again, or in the server, ends each connection.
-                await asyncio.sleep(min(RETRY_S * 2**server.fruitless, RETRY_S_MAX))
-            await self._connect(server, RECONNECT_TIMEOUT_S)
-        except AiopsError as error:
-            refusal = error.__cause__
-            if (
-                isinstance(refusal, HandshakeRefused)
-                and refusal.reason == ErrorCode.STALE_INCARNATION
-            ):
-                self._postoffice.given_up(str(server), str(refusal))
-            else:
-                self._fail_server(server, f"{server} is gone: {error}")
-        finally:
-            if server.opening is asyncio.current_task():
-                server.opening = None
-
-    def _fail_server(self, server: Server, text: str) -> None:
-        server.failure = text
+    def unreachable(self, server: DataConnection) -> None:
+        """Fail what needs a server that is gone."""
         for operation in list(self._operations):
             if any(part.server == server.member.rank for part in operation.parts):
                 self._fail(operation, server)
 
-    def _fail(self, operation: Operation, server: Server) -> None:
+    def _fail(self, operation: Operation, server: DataConnection) -> None:
         operation.error = NodeFailed(
             f"{operation.verb} {operation.subject}: {server.failure}",
             node=f"server {server.member.rank} ({server.member.name})",
@@ -454,21 +281,14 @@ class Customer:
         )
         return RequestTimeout(
             f"{operation.verb} {operation.subject}: no answer from {servers} for keys "
-            f"[{first.begin}, {first.end}) within {elapsed_s:.1f} s{waiting}",
+            f"[{first.begin}, {first.end}) within {elapsed_s:.3g} s{waiting}",
             operation=operation.verb,
             elapsed_s=elapsed_s,
         )
 
     def traffic(self) -> dict[int, dict[str, int]]:
         """Return bytes sent and received, per server rank, headers included."""
-        result = {}
-        for rank, server in self._servers.items():
-            sent, received = self.bytes_by_server[rank]
-            if server.link is not None:
-                sent += server.link.bytes_sent
-                received += server.link.bytes_received
-            result[rank] = {"sent": sent, "received": received}
-        return result
+        return {rank: server.traffic for rank, server in self._servers.items()}
 
     async def close(self) -> None:
         """Say goodbye to the servers; what is still outstanding fails. Idempotent."""
@@ -478,38 +298,4 @@ class Customer:
         if self._timer is not None:
             self._timer.cancel()
         self._fail_all(Closed("this worker has been closed"))
-        tasks = [server.opening for server in self._servers.values() if server.opening]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        links = [server.link for server in self._servers.values() if server.link is not None]
-        for link in links:
-            link.close()
-        for link in links:
-            await link.wait_lost()
-
-
-class _Adopter:
-    """Owns a link for the moment between its handshake and its adoption by the customer."""
-
-    def __init__(self, customer: Customer, server: Server) -> None:
-        self._customer = customer
-        self._server = server
-
-    def link_ready(self, link: Link) -> None:
-        self._customer.adopt(self._server, link)
-
-    def link_frame(self, link: Link, frame: Frame) -> None:
-        """No frame comes before adoption."""
-
-    def link_pinged(self, link: Link) -> None:
-        """Nothing to do: the link answers."""
-
-    def link_batch_end(self, link: Link) -> None:
-        """Nothing to do."""
-
-    def link_drained(self, link: Link) -> None:
-        """Nothing to do."""
-
-    def link_lost(self, link: Link, error: AiopsError | None) -> None:
-        """Nothing to do: an adopted link belongs to the customer."""
+        await asyncio.gather(*(server.close() for server in self._servers.values()))

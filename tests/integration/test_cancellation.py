@@ -316,11 +316,11 @@ async def test_a_timeout_names_server_address_table_keys_and_time() -> None:
             with pytest.raises(
                 RequestTimeout,
                 match=rf"^{verb} table weights: no answer from server 1 \(server-1\) at "
-                rf"127.0.0.1:{port} for keys {keys} within 0.\d s$",
+                rf"127.0.0.1:{port} for keys {keys} within 0.\d+ s$",
             ) as caught:
                 await call
             assert caught.value.operation == verb
-            assert 0.05 <= caught.value.elapsed_s < 1
+            assert 0.049 <= caught.value.elapsed_s < 1
             assert isinstance(caught.value, TimeoutError)
             assert "weights" in repr(caught.value)
         assert time.monotonic() - began < 2

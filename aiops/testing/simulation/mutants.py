@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from aiops.roles import consistency, detector, requests, rounds
-from aiops.runtime import customer
+from aiops.runtime import data_connection
 from aiops.van import link
 from aiops_protocol import buffer, delivery
 
@@ -135,11 +135,10 @@ def _count_everybody(self: rounds.Rounds, rank: int, contributed: bool, final: b
 _seal = rounds.Rounds.seal
 
 
-def _no_reconnect(self: customer.Customer, gone: link.Link, error: object) -> None:
-    server = self._by_link.pop(gone.number, None)
-    if server is not None:
-        server.link = None
-        server.channel.lost()
+def _no_reconnect(self: data_connection.DataConnection, gone: link.Link, error: object) -> None:
+    if self.link is gone:
+        self.link = None
+        self.channel.lost()
 
 
 MUTANTS: Final = (
@@ -189,7 +188,7 @@ MUTANTS: Final = (
         "no-reconnect",
         "conservation",
         "a lost connection is not opened again",
-        _replace(customer.Customer, "link_lost", _no_reconnect),
+        _replace(data_connection.DataConnection, "link_lost", _no_reconnect),
     ),
     Mutant(
         "fold-order",
