@@ -30,6 +30,9 @@ WAIT_TIMEOUT_S: Final = 600.0
 """How long a call may wait for live workers by rule of consistency: ten minutes of computing
 between two pushes are normal, an hour is a hang."""
 
+PUT_OFF_S: Final = 1.0
+"""How often the deadlines of what is queued are put off while the queue moves; well below them."""
+
 PULLS_BYTES_MAX: Final = 2 * PULL_WINDOW_BYTES
 """Pulls in flight with the first part of each call counted, which passes a full window."""
 
@@ -152,6 +155,7 @@ class Channel:
         "_pull_bytes",
         "_pulling",
         "_pulls",
+        "_put_off_at",
         "_resend",
         "epoch",
         "session",
@@ -170,6 +174,7 @@ class Channel:
         self._resend: deque[Part] = deque()
         self._mutation_bytes = 0
         self._pull_bytes = 0
+        self._put_off_at = 0.0
 
     @property
     def waiting(self) -> bool:
@@ -289,6 +294,8 @@ class Channel:
         if part is None:
             return None
         operation = part.operation
+        if now >= self._put_off_at and (self._mutations or self._pulls):
+            self._put_off(now)
         if isinstance(reply, Parked):
             operation.parked(now, np.frombuffer(reply.payload, "<u4").tolist())
             return None
@@ -313,6 +320,15 @@ class Channel:
         operation.versions[part.shard] = reply.version
         self._settle(part)
         return part
+
+    def _put_off(self, now: float) -> None:
+        """Let what is queued live on: what is before it moves, or is known to wait by rule."""
+        self._put_off_at = now + PUT_OFF_S
+        for queue in (*self._mutations.values(), *self._pulls.values()):
+            for part in queue:
+                operation = part.operation
+                if operation.limit_s is None:
+                    operation.deadline = max(operation.deadline, now + operation.quiet_s)
 
     @staticmethod
     def _deliver(reply: Reply, part: Part) -> None:

@@ -337,6 +337,29 @@ def test_a_call_that_waits_by_rule_lives_on_for_its_own_limit(desk: Desk) -> Non
     assert operation.waiting_for == []
 
 
+@pytest.mark.parametrize("parks", [False, True])
+def test_calls_in_the_queue_live_on_while_what_is_before_them_moves(
+    desk: Desk, parks: bool
+) -> None:
+    """The server knows nothing of them yet, so it cannot say that they wait."""
+    before = desk.operation()
+    parts = [desk.mutation(60, operation=before) for _ in range(4)]
+    queued = desk.mutation(60).operation
+    hurried = desk.mutation(60, operation=desk.operation(limit_s=70.0)).operation
+    pull = desk.operation("pull")
+    for _ in range(3):
+        desk.pull(PULL_WINDOW_BYTES // 2, pull)
+    desk.send()
+    for number, now in enumerate((30.0, 60.0, 90.0)):
+        if parks:
+            parked(desk, parts[0], now, 1)
+        else:
+            desk.answer(parts[number], now=now)
+            desk.send()
+        assert queued.deadline == pull.deadline == now + QUIET_S
+    assert hurried.deadline == 70.0
+
+
 def test_a_deadline_of_the_caller_s_own_stays(desk: Desk) -> None:
     operation = desk.operation(limit_s=5.0)
     parts = [desk.mutation(operation=operation) for _ in range(2)]
