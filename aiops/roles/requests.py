@@ -1,34 +1,27 @@
 """The worker's side of requests as a state machine: what is outstanding at each server.
 
 An `Operation` is one call of the user (a push of a whole table), made of `Part`s, one frame
-each. A `Channel` holds the parts for one server: those that wait for the window, those in
-flight, and what is to be sent again over a new connection, byte for byte the same. The
-`Customer` in `aiops.runtime` moves it; nothing here waits, sends or reads a clock.
+each (`operations.py`). A `Channel` holds the parts for one server: those that wait for the
+window, those in flight, and what is to be sent again over a new connection, byte for byte the
+same. The `Customer` in `aiops.runtime` moves it; nothing here waits, sends or reads a clock.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
-import msgspec
 import numpy as np
 
-from aiops.errors import AiopsError, rejection
+from aiops.errors import rejection
+from aiops.roles.operations import NO_BYTES, Operation, Part
 from aiops_protocol.codec import encode
 from aiops_protocol.delivery import Outbox
 from aiops_protocol.errors import ErrorCode
-from aiops_protocol.frames import AckLevel, Kind, Parked, Reject, Reply, Request, Value
+from aiops_protocol.frames import AckLevel, Kind, Parked, Reject, Reply, Value
 from aiops_protocol.limits import PULL_WINDOW_BYTES, WINDOW_BYTES
-from aiops_protocol.payload import Buffer
 
 __all__ = ["PULLS_BYTES_MAX", "Channel", "Operation", "Part"]
-
-NO_BYTES: Final = b""
-
-WAIT_TIMEOUT_S: Final = 600.0
-"""How long a call may wait for live workers by rule of consistency: ten minutes of computing
-between two pushes are normal, an hour is a hang."""
 
 PUT_OFF_S: Final = 1.0
 """How often the deadlines of what is queued are put off while the queue moves; well below them."""
@@ -40,98 +33,6 @@ _READING: Final = frozenset({Kind.PULL, Kind.PUSH_PULL})
 """Requests that a VALUE answers; an ACK answers the others."""
 
 T = TypeVar("T")
-
-
-class Operation(msgspec.Struct, eq=False):
-    """One call of the user, and what has become of it.
-
-    Attributes
-    ----------
-    verb, subject
-        For messages: `push`, and the table with its rows.
-    started_at, deadline
-        Instants of the loop's clock. The deadline is of the whole call when there is a `limit_s`,
-        else it is put off while answers arrive or a server says that the call waits by rule.
-    called_at
-        The shell's own, finer clock at the call, for the latency.
-    waiting_for
-        Worker ranks that the last PARKED named.
-    versions
-        By shard, of the last answer.
-    torn
-        Shards whose answers to a pull differ in version: a round closed between them.
-    """
-
-    verb: str
-    subject: str
-    started_at: float
-    quiet_s: float
-    limit_s: float | None
-    deadline: float = 0.0
-    called_at: float = 0.0
-    warned_at: float = 0.0
-    parts: list[Part] = []
-    parts_left: int = 0
-    versions: dict[int, int] = {}
-    torn: dict[int, None] = {}
-    waiting_for: list[int] = []
-    error: AiopsError | None = None
-    done: bool = False
-    token: Any = None
-
-    def __post_init__(self) -> None:
-        """Set the first deadline."""
-        limit_s = self.limit_s
-        self.deadline = self.started_at + (self.quiet_s if limit_s is None else limit_s)
-        self.warned_at = self.started_at
-
-    @property
-    def explicit(self) -> bool:
-        """Whether the deadline is the user's."""
-        return self.limit_s is not None
-
-    def parked(self, now: float, ranks: list[int]) -> None:
-        """Note that a server lets the call wait by rule, for these worker ranks."""
-        self.waiting_for = ranks
-        if self.limit_s is None:
-            self.deadline = min(now + self.quiet_s, self.started_at + WAIT_TIMEOUT_S)
-
-
-class Part(msgspec.Struct, eq=False):
-    """One frame of an operation: what it asks, and where its answer goes."""
-
-    operation: Operation
-    kind: type[Request]
-    table: int
-    shard: int
-    clock: int = 0
-    begin: int = 0
-    end: int = 0
-    ranges: Buffer = NO_BYTES
-    flags: int = 0
-    payload: Buffer = NO_BYTES
-    into: memoryview | None = None
-    outbox: Outbox | None = None
-    size: int = 0
-    request_id: int = 0
-    seq: int = 0
-    sent_at: float = 0.0
-    server: int = -1
-    resent: bool = False
-    settled: bool = False
-    header: bytes = NO_BYTES
-
-    def __post_init__(self) -> None:
-        """Become a part of the operation."""
-        self.size = len(self.payload) or len(self.into or NO_BYTES)
-        operation = self.operation
-        operation.parts.append(self)
-        operation.parts_left += 1
-
-    def own(self) -> None:
-        """Copy the payload: the lender wants its memory back and the part is not settled."""
-        if not isinstance(self.payload, bytes):
-            self.payload = bytes(self.payload)
 
 
 class Channel:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from aiops.errors import AiopsError, RemoteError, RequestRejected, UsageError
-from aiops.roles.requests import PULLS_BYTES_MAX, WAIT_TIMEOUT_S, Channel, Operation, Part
+from aiops.roles.operations import WAIT_TIMEOUT_S
+from aiops.roles.requests import PULLS_BYTES_MAX, Channel, Operation, Part
 from aiops_protocol.delivery import Outbox
 from aiops_protocol.errors import ErrorCode
 from aiops_protocol.frames import (
