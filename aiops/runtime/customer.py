@@ -281,7 +281,7 @@ class Customer:
         )
         return RequestTimeout(
             f"{operation.verb} {operation.subject}: no answer from {servers} for keys "
-            f"[{first.begin}, {first.end}) within {elapsed_s:.3g} s{waiting}",
+            f"[{first.begin}, {first.end}) within {elapsed_s:.2f} s{waiting}",
             operation=operation.verb,
             elapsed_s=elapsed_s,
         )

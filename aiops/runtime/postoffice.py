@@ -11,19 +11,17 @@ import asyncio
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
 
 from aiops.errors import (
     AiopsError,
-    BarrierTimeout,
     Closed,
     JoinTimeout,
     NodeFailed,
     StaleIncarnation,
-    UsageError,
     rejection,
 )
 from aiops.observability import get_logger
+from aiops.runtime.barrier_calls import BarrierCalls
 from aiops.runtime.dialling import LinkPlan, open_link
 from aiops.runtime.heartbeat import Identity
 from aiops.runtime.pulse import Pulse
@@ -32,7 +30,6 @@ from aiops.van.link import Link
 from aiops_protocol.control import (
     AttachTable,
     BarrierDone,
-    BarrierEnter,
     ClusterState,
     ControlMessage,
     FinishWorker,
@@ -56,9 +53,6 @@ from aiops_protocol.frames import Control, Frame
 from aiops_protocol.handshake import Purpose, Role
 
 __all__ = ["Postoffice"]
-
-BARRIER_SLACK_S: Final = 5.0
-"""How much longer than a barrier's deadline to wait for the scheduler to say who is missing."""
 
 
 class Postoffice:
@@ -93,9 +87,8 @@ class Postoffice:
         self._state: ClusterState | None = None
         self._waiters: set[asyncio.Future[None]] = set()  # woken by any change
         self._calls: dict[int, asyncio.Future[TableOpened]] = {}
-        self._barriers: dict[str, _Place] = {}
+        self._barriers = BarrierCalls(self._send)
         self._next_call = 1
-        self._generations: dict[str, int] = {}
         self._refused: AiopsError | None = None
         self._leaving = False
 
@@ -223,8 +216,8 @@ class Postoffice:
                     future.set_result(message)
             case Refused():
                 self._refuse(message)
-            case BarrierDone(name=name, generation=generation):
-                self._barrier_done(message, name, generation)
+            case BarrierDone():
+                self._barriers.answered(message)
             case StopProposal():
                 self.stop_vote = self.clock + 1 if self.in_step else self.clock
                 self._send(StopVote(clock=self.stop_vote))
@@ -245,16 +238,7 @@ class Postoffice:
         elif self._joined is None:
             self._refused = error
         else:
-            for place in self._barriers.values():
-                if not place.done.done():
-                    place.done.set_exception(error)
-
-    def _barrier_done(self, message: BarrierDone, name: str, generation: int) -> None:
-        if not message.missing:
-            self._generations[name] = generation
-        place = self._barriers.get(name)
-        if place is not None and place.generation in (0, generation) and not place.done.done():
-            place.done.set_result(message)
+            self._barriers.fail(error)
 
     def _shutdown(self, message: Shutdown) -> None:
         if message.failed:
@@ -283,15 +267,11 @@ class Postoffice:
         if self.failure is not None:
             return
         self.failure = error
-        futures: list[asyncio.Future[Any]] = [
-            *self._calls.values(),
-            *(place.done for place in self._barriers.values()),
-        ]
-        for future in futures:
+        for future in self._calls.values():
             if not future.done():
                 future.set_exception(error)
         self._calls.clear()
-        self._barriers.clear()
+        self._barriers.fail(error)
         self._changed()
         self.on_failure(error)
 
@@ -349,61 +329,9 @@ class Postoffice:
         self._send(TableInitialised(table=table))
 
     async def barrier(self, name: str, timeout_s: float) -> int:
-        """Wait until every live, unfinished worker is at the barrier; return the generation.
-
-        Who is cancelled stays there; the next call of the name goes on with the same opening.
-        """
+        """Wait until every live, unfinished worker is at the barrier; return the generation."""
         self.check()
-        place = self._barriers.get(name)
-        if place is not None and place.awaited:
-            raise UsageError(f"barrier {name}: this worker waits at it already, in another task")
-        if place is None:
-            generation = self._generations[name] + 1 if name in self._generations else 0
-            place = self._barriers[name] = _Place(generation)
-        loop = asyncio.get_running_loop()
-        started = loop.time()
-        place.awaited = True
-        try:
-            done = await self._stand(place, name, started + timeout_s)
-        finally:
-            place.awaited = False
-            if place.done.done():
-                self._barriers.pop(name, None)
-        if done.missing:
-            raise BarrierTimeout(
-                f"barrier {name}: after {loop.time() - started:.1f} s {len(done.missing)} missing: "
-                + "; ".join(done.missing),
-                operation=f"barrier {name}",
-                elapsed_s=loop.time() - started,
-                missing=done.missing,
-            )
-        return done.generation
-
-    async def _stand(self, place: _Place, name: str, deadline: float) -> BarrierDone:
-        loop = asyncio.get_running_loop()
-        while True:
-            left_s = deadline - loop.time()
-            if not place.done.done() and (place.generation or not place.entered):
-                # Entering again by number is harmless, and tells the scheduler the new deadline.
-                place.entered = True
-                enter = BarrierEnter(
-                    name=name, generation=place.generation, timeout_s=max(left_s, 0.0)
-                )
-                self._send(enter)
-            await asyncio.wait((place.done,), timeout=left_s + BARRIER_SLACK_S)
-            if not place.done.done():
-                raise BarrierTimeout(
-                    f"barrier {name}: not open, and the scheduler at {self.scheduler} has not said "
-                    "who is missing",
-                    operation=f"barrier {name}",
-                    elapsed_s=left_s + BARRIER_SLACK_S,
-                    missing=[],
-                )
-            done = place.done.result()
-            if not done.missing or loop.time() >= deadline:
-                return done
-            # The deadline of an earlier, cancelled call: the scheduler has let go of us.
-            place.renew()
+        return await self._barriers.wait(name, timeout_s)
 
     def request_stop(self, reason: str) -> None:
         """Ask all workers to stop at one step boundary."""
@@ -437,29 +365,6 @@ class Postoffice:
                 self._send(Leave(clean=clean, reason=_sendable(reason)))
             self._link.close()
         self._fail(Closed("this worker has been closed"))
-
-
-class _Place:
-    """A worker at a barrier; stays when the call that came here is cancelled."""
-
-    __slots__ = ("awaited", "done", "entered", "generation")
-
-    def __init__(self, generation: int) -> None:
-        self.generation = generation
-        self.awaited = False
-        self.renew()
-
-    def renew(self) -> None:
-        """Stand here anew."""
-        self.entered = False
-        self.done: asyncio.Future[BarrierDone] = asyncio.get_running_loop().create_future()
-        self.done.add_done_callback(_seen)
-
-
-def _seen(future: asyncio.Future[Any]) -> None:
-    """Mark an error as seen: it is raised where somebody waits."""
-    if not future.cancelled():
-        future.exception()
 
 
 def _sendable(text: str) -> str:
