@@ -21,13 +21,17 @@ from aiops_protocol.errors import ErrorCode
 from aiops_protocol.frames import AckLevel, Kind, Parked, Reject, Reply, Value
 from aiops_protocol.limits import PULL_WINDOW_BYTES, WINDOW_BYTES
 
-__all__ = ["PULLS_BYTES_MAX", "Channel", "Operation", "Part"]
+__all__ = ["ANSWERS_BYTES_MAX", "Channel", "Operation", "Part"]
 
 PUT_OFF_S: Final = 1.0
 """How often the deadlines of what is queued are put off while the queue moves; well below them."""
 
-PULLS_BYTES_MAX: Final = 2 * PULL_WINDOW_BYTES
-"""Pulls in flight with the first part of each call counted, which passes a full window."""
+FIRST_PARTS: Final = 2
+"""So many windows may be in flight when the first part of each table, or of each pull, is counted:
+those pass a full window."""
+
+ANSWERS_BYTES_MAX: Final = FIRST_PARTS * (PULL_WINDOW_BYTES + WINDOW_BYTES)
+"""Values that a worker may have asked for and not received: by pulls, and by push_pulls."""
 
 _READING: Final = frozenset({Kind.PULL, Kind.PUSH_PULL})
 """Requests that a VALUE answers; an ACK answers the others."""
@@ -38,9 +42,9 @@ T = TypeVar("T")
 class Channel:
     """Everything one customer has outstanding at one server.
 
-    What waits is queued by table (mutations, whose order matters) or by call (pulls). Each queue
-    may have one part in flight however full the window is, so that what waits by rule of
-    consistency holds up only its own kind.
+    What waits is queued by table (mutations, whose order matters) or by call (pulls). The first
+    part of each queue may pass a full window, so that what waits by rule of consistency holds up
+    only its own kind.
 
     Parameters
     ----------
@@ -95,28 +99,36 @@ class Channel:
         queue.append(part)
 
     def pass_at_once(self, part: Part, now: float) -> bool:
-        """Let a part go without queueing, if nothing is before it; it counts as sent then.
+        """Let a part go without queueing if `next_part` would return it; it counts as sent then.
 
         The usual case, and half the work of `submit` and `next_part`.
         """
-        outbox = part.outbox
         if self._resend:
             return False
+        outbox = part.outbox
         if outbox is None:
-            operation, size = part.operation, self._pull_bytes + part.size
-            if operation in self._pulls or (size > PULL_WINDOW_BYTES and self._pull_bytes):
+            operation = part.operation
+            if operation in self._pulls or not self._may_pull(part):
                 return False
             self._pulling[operation] = self._pulling.get(operation, 0) + 1
-            self._pull_bytes = size
+            self._pull_bytes += part.size
             self._launch(part, 0, now)
             return True
-        size = self._mutation_bytes + part.size
-        if outbox in self._mutations or not outbox.open or size > self.window_bytes:
+        if outbox in self._mutations or not self._may_mutate(part, outbox):
             return False
-        self._mutation_bytes = size
+        self._mutation_bytes += part.size
         part.seq = outbox.take()
         self._launch(part, outbox.answered_below, now)
         return True
+
+    def _may_mutate(self, part: Part, outbox: Outbox) -> bool:
+        limit = self.window_bytes * (FIRST_PARTS if outbox.idle else 1)
+        fits = not part.size or self._mutation_bytes + part.size <= limit
+        return outbox.open and (fits or not self._mutation_bytes)
+
+    def _may_pull(self, part: Part) -> bool:
+        limit = PULL_WINDOW_BYTES * (1 if part.operation in self._pulling else FIRST_PARTS)
+        return self._pull_bytes + part.size <= limit or not self._pull_bytes
 
     def next_part(self, now: float) -> Part | None:
         """Return the part to send now, which counts as sent; `None` if all that is left waits."""
@@ -136,8 +148,7 @@ class Channel:
     def _next_mutation(self) -> Part | None:
         for outbox, queue in self._mutations.items():
             part = queue[0]
-            full = self._mutation_bytes + part.size > self.window_bytes
-            if outbox.open and (not full or outbox.idle):
+            if self._may_mutate(part, outbox):
                 queue.popleft()
                 if not queue:
                     del self._mutations[outbox]
@@ -148,13 +159,11 @@ class Channel:
     def _next_pull(self) -> Part | None:
         for operation, queue in self._pulls.items():
             part = queue[0]
-            in_flight = self._pulling.get(operation, 0)
-            limit = PULL_WINDOW_BYTES if in_flight else PULLS_BYTES_MAX
-            if self._pull_bytes + part.size <= limit or not self._pull_bytes:
+            if self._may_pull(part):
                 queue.popleft()
                 if not queue:
                     del self._pulls[operation]
-                self._pulling[operation] = in_flight + 1
+                self._pulling[operation] = self._pulling.get(operation, 0) + 1
                 self._pull_bytes += part.size
                 return part
         return None

@@ -12,6 +12,7 @@ from typing import Final
 from aiops.errors import AiopsError, ConnectionLost, NodeFailed, PeerMisbehaved, rejection
 from aiops.observability import get_logger
 from aiops.roles.actions import Action, Drop, Ended, Note, RoundClosed, Send, Tell
+from aiops.roles.requests import ANSWERS_BYTES_MAX
 from aiops.roles.server import ServerCore
 from aiops.runtime.addresses import (
     check_exposure,
@@ -31,16 +32,15 @@ from aiops_protocol.control import Join, Joined, Leave, Refused
 from aiops_protocol.errors import ErrorCode
 from aiops_protocol.frames import Control, Frame, Kind, Request, Value
 from aiops_protocol.handshake import Hello, Purpose, Role, ServerHandshake
-from aiops_protocol.limits import PULL_WINDOW_BYTES, SEGMENT_BYTES
+from aiops_protocol.limits import SEGMENT_BYTES
 
 __all__ = ["Server"]
 
 TICK_S: Final = 0.25
 """Grain of notices to those who wait; a quarter of the shortest period that they have."""
 
-SLOW_READER_BYTES: Final = PULL_WINDOW_BYTES + 2 * SEGMENT_BYTES
-"""A correct worker asks for no more than a pull window at a time; who has more unread than that
-does not read, and is cut off."""
+SLOW_READER_BYTES: Final = ANSWERS_BYTES_MAX + 2 * SEGMENT_BYTES
+"""A correct worker never has more than this unread; who has more does not read, and is cut off."""
 
 LEND_BYTES: Final = 64 * 1024
 """Answers from this size on are sent from the live values, without a copy; what is unsent when

@@ -16,13 +16,47 @@ from aiops import ASP, BSP
 from aiops.errors import AiopsError, NodeFailed, UsageError
 from aiops.optim import Add
 from aiops_protocol.payload import Float32Array
-from local_jobs import go_on, local_job, pause, random_array, same_bits, together, turns, until
+from local_jobs import (
+    go_on,
+    local_job,
+    pause,
+    random_array,
+    requests_of,
+    same_bits,
+    together,
+    turns,
+    until,
+)
+from van_bodies import resume, stall
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
 
 
 def ones(size: int = 64) -> Float32Array:
     return np.ones(size, np.float32)
+
+
+async def test_a_worker_that_reads_late_is_not_cut_off() -> None:
+    """However many calls it makes at once: what it may have asked for, the servers may hold."""
+    size = 512 * 1024
+    async with local_job() as cluster, cluster.connect() as worker:
+        table = await worker.table("w", size, optimizer=Add(), consistency=ASP())
+        link = worker.customer._servers[0].link
+        assert link is not None
+        stall(link.stream)
+        calls = [asyncio.ensure_future(table.pull()) for _ in range(16)]
+        calls += [
+            asyncio.ensure_future(table.push_pull(np.zeros(size, np.float32))) for _ in range(8)
+        ]
+        channel = worker.customer._servers[0].channel
+        await until(lambda: channel._pull_bytes == 16 * 1024 * 1024)
+        await until(lambda: requests_of(cluster.servers[0]) >= 16 + 8)
+        await turns(50)
+        resume(link.stream)
+        results = await together(calls)
+        assert all((result == 0).all() for result in results)
+        assert worker.stats()["bytes"]["retransmitted"] == 0
+        assert cluster.servers[0].meter.connections == 1
 
 
 @pytest.mark.parametrize("size", [64, 3_000_000])

@@ -9,7 +9,7 @@ import pytest
 
 from aiops.errors import AiopsError, RemoteError, RequestRejected, UsageError
 from aiops.roles.operations import WAIT_TIMEOUT_S
-from aiops.roles.requests import PULLS_BYTES_MAX, Channel, Operation, Part
+from aiops.roles.requests import FIRST_PARTS, Channel, Operation, Part
 from aiops_protocol.delivery import Outbox
 from aiops_protocol.errors import ErrorCode
 from aiops_protocol.frames import (
@@ -179,7 +179,30 @@ def test_a_pull_that_waits_does_not_hold_up_another_call(desk: Desk) -> None:
     assert desk.send() == waiting[:2]
     pull = desk.pull(1 << 20)
     assert desk.send() == [pull]
-    assert PULLS_BYTES_MAX > PULL_WINDOW_BYTES
+
+
+def test_what_passes_a_full_window_is_bounded_too(desk: Desk) -> None:
+    """A server relies on it to tell who does not read its answers."""
+    outboxes = [Outbox() for _ in range(20)]
+    parts = [desk.mutation(40, outbox) for outbox in outboxes]
+    assert desk.send() == parts[: FIRST_PARTS * 100 // 40]
+    pulls = [desk.pull(PULL_WINDOW_BYTES // 2) for _ in range(20)]
+    assert desk.send() == pulls[: FIRST_PARTS * 2]
+    seal = desk.mutation(0, outboxes[0], kind=Seal)
+    assert desk.send() == [seal]
+    desk.channel.validate()
+
+
+def test_whatever_next_part_would_return_passes_at_once(desk: Desk) -> None:
+    """Nobody comes back for what was queued although it could have gone."""
+    for size in (60, 60, 60, 0, 30):
+        for outbox in (desk.outbox, Outbox()):
+            passed = desk.channel.pass_at_once(
+                Part(desk.operation(), Push, 1, 0, payload=bytes(size), outbox=outbox), 0.0
+            )
+            if not passed:
+                desk.mutation(size, outbox)
+                assert desk.send() == []
 
 
 def test_a_part_passes_at_once_only_if_nothing_is_before_it(desk: Desk) -> None:
