@@ -81,7 +81,9 @@ async def test_a_prefetch_is_not_used_after_a_push_without_rounds() -> None:
         for push in (table.push, table.assign, table.push_soon):
             table.prefetch()
             before = (await table.pull())[0]
+            requests = requests_of(cluster.servers[0])
             table.prefetch()
+            await request_after(requests, cluster)
             await push(before + ones())
             assert (await table.pull())[0] > before
 

@@ -15,7 +15,7 @@ from aiops import ASP
 from aiops.errors import RequestTimeout, UsageError
 from aiops.optim import Add
 from aiops_protocol.payload import Float32Array
-from local_jobs import go_on, local_job, pause, same_bits, together, turns, until
+from local_jobs import go_on, local_job, pause, same_bits, served, together, turns, until
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
 
@@ -75,6 +75,8 @@ async def test_a_cancelled_push_to_a_stalled_server_happens_whole(kind: str) -> 
         assert await settled_values(table) == {1}
         await table.push(ones(LARGE))
         assert await settled_values(table) == {2}
+        # Bytes that had changed on their way would have cost the connection.
+        assert worker.stats()["bytes"]["retransmitted"] == 0
 
 
 async def test_a_cancelled_push_of_which_nothing_has_left_never_was() -> None:
@@ -225,6 +227,25 @@ async def test_push_pull_cancelled_while_it_waits_for_the_round(servers: int) ->
         await together(one.tick() for one in (worker, other))
         assert await settled_values(tables[0]) == {1}
         assert (out == 7).all()
+
+
+async def test_a_push_that_is_sealed_happens_although_nothing_of_it_had_left() -> None:
+    """The connection is down; the seal says that this worker has contributed, so it must have."""
+    async with local_job() as cluster, cluster.connect() as worker:
+        table = await worker.table("w", 64, optimizer=Add())
+        for link in served(cluster.servers[0]):
+            link.stream.abort()
+        await until(lambda: worker.customer._servers[0].link is None)
+        gradient = ones(64)
+        task = asyncio.ensure_future(table.push_pull(gradient))
+        await turns(1)
+        assert table.core.place.sealed_early
+        task.cancel()
+        await asyncio.wait([task])
+        gradient[:] = 1e9
+        await worker.tick()
+        assert await settled_values(table) == {1}
+        assert table.version == 1
 
 
 async def test_a_cancelled_tick_leaves_the_clock_open() -> None:
