@@ -233,9 +233,11 @@ async def test_a_push_that_is_sealed_happens_although_nothing_of_it_had_left() -
     """The connection is down; the seal says that this worker has contributed, so it must have."""
     async with local_job() as cluster, cluster.connect() as worker:
         table = await worker.table("w", 64, optimizer=Add())
+        connection = worker.customer._servers[0]
+        connection._fruitless = 3  # so that it stays down for a moment
         for link in served(cluster.servers[0]):
             link.stream.abort()
-        await until(lambda: worker.customer._servers[0].link is None)
+        await until(lambda: connection.link is None)
         gradient = ones(64)
         task = asyncio.ensure_future(table.push_pull(gradient))
         await turns(1)
