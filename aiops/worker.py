@@ -179,10 +179,17 @@ class Worker:
             It exists with other settings; the message names the difference.
         RemoteError
             A server has not the memory.
+        RequestTimeout
+            No answer within `timeout_s`.
 
         Notes
         -----
-        Cancelling may leave the table created, with this worker not in its rounds.
+        In BSP every worker of the job takes part in the table's rounds from its creation on, also
+        one that opens it later: until that has ticked, or finished, the others wait for it. A
+        worker that joins the job later enters at the next round.
+
+        When this is cancelled or out of time, opening goes on in the background, and this worker
+        seals the table's clocks like those of the others; calling again returns the table.
         """
         check_name(name, "the table's name")
         timeout_s = check_timeout(timeout_s, f"opening table {name}")
