@@ -12,7 +12,6 @@ from typing import Final
 from aiops.errors import AiopsError, ConnectionLost, NodeFailed, PeerMisbehaved, rejection
 from aiops.observability import get_logger
 from aiops.roles.actions import Action, Drop, Ended, Note, RoundClosed, Send, Tell
-from aiops.roles.requests import ANSWERS_BYTES_MAX
 from aiops.roles.server import ServerCore
 from aiops.runtime.addresses import (
     check_exposure,
@@ -23,6 +22,7 @@ from aiops.runtime.addresses import (
 from aiops.runtime.dialling import LinkPlan, open_link
 from aiops.runtime.doors import Silent, log_note, open_door
 from aiops.runtime.heartbeat import Identity
+from aiops.runtime.lending import AnswerLoans, SegmentPool
 from aiops.runtime.pulse import Pulse
 from aiops.runtime.server_meter import ServerMeter
 from aiops.van import TcpVan
@@ -30,21 +30,13 @@ from aiops.van.base import Address, Listener, Stream, StreamHandler, Van
 from aiops.van.link import Link
 from aiops_protocol.control import Join, Joined, Leave, Refused
 from aiops_protocol.errors import ErrorCode
-from aiops_protocol.frames import Control, Frame, Kind, Request, Value
+from aiops_protocol.frames import Control, Frame, Kind, Request
 from aiops_protocol.handshake import Hello, Purpose, Role, ServerHandshake
-from aiops_protocol.limits import SEGMENT_BYTES
 
 __all__ = ["Server"]
 
 TICK_S: Final = 0.25
 """Grain of notices to those who wait; a quarter of the shortest period that they have."""
-
-SLOW_READER_BYTES: Final = ANSWERS_BYTES_MAX + 2 * SEGMENT_BYTES
-"""A correct worker never has more than this unread; who has more does not read, and is cut off."""
-
-LEND_BYTES: Final = 64 * 1024
-"""Answers from this size on are sent from the live values, without a copy; what is unsent when
-the values change is copied then. Smaller ones fit into the kernel at once anyway."""
 
 MEMORY_SHARE: Final = 0.8
 """Part of the machine's memory that shards may take unless told otherwise."""
@@ -109,9 +101,8 @@ class Server:
         self._listener: Listener | None = None
         self._control: Link | None = None
         self._links: dict[int, Link] = {}
-        self._receiving: dict[int, bytearray] = {}  # link: segment being received
-        self._spare: list[bytearray] = []
-        self._lent: dict[int, Link] = {}  # streams that may still read from live values
+        self._segments = SegmentPool()
+        self._answers = AnswerLoans()
         self._joined: Joined | None = None
         self._joining: asyncio.Future[Joined] | None = None
         self._ended: asyncio.Future[Ended] | None = None
@@ -247,29 +238,13 @@ class Server:
         )
 
         def destination(frame: Frame, size: int) -> memoryview:
-            return self._segment(link, size)
+            return self._segments.lend(link, size)
 
         link = Link(stream, handshake, self, destination=destination, tag="a worker")
         return link
 
     def _admit(self, hello: Hello) -> ErrorCode:
         return self._core.admit(hello.rank, hello.incarnation)
-
-    def _segment(self, link: Link, size: int) -> memoryview:
-        """Lend a segment buffer for one payload; it comes back when the request is handled.
-
-        There is at most one per connection, because a request is used up as soon as it is whole.
-        """
-        buffer = self._spare.pop() if self._spare else bytearray(SEGMENT_BYTES)
-        if len(buffer) < size:
-            buffer = bytearray(size)
-        self._receiving[link.number] = buffer
-        return memoryview(buffer)[:size]
-
-    def _return_segment(self, link: Link) -> None:
-        buffer = self._receiving.pop(link.number, None)
-        if buffer is not None and len(self._spare) < 4:
-            self._spare.append(buffer)
 
     def link_ready(self, link: Link) -> None:
         """Take in a worker's data connection (the one to the scheduler is opened by `start`)."""
@@ -291,8 +266,7 @@ class Server:
         if isinstance(frame, Request):
             self.meter.frames += 1
             actions = self._handle(link, frame)
-            if len(frame.payload) and self._receiving:
-                self._return_segment(link)
+            self._segments.take_back(link)
             if len(actions) == 1 and isinstance(actions[0], Send):
                 # The common case on the data path, without the general dispatch.
                 self._send(link if actions[0].peer == link.number else None, actions[0])
@@ -301,15 +275,9 @@ class Server:
         elif isinstance(frame, Control):
             self._from_scheduler(frame)
 
-    def _take_back(self) -> None:
-        """Copy what was lent to streams and is not sent yet: values are about to change."""
-        lent, self._lent = self._lent, {}
-        for link in lent.values():
-            link.stream.own()
-
     def _handle(self, link: Link, frame: Request) -> list[Action]:
-        if self._lent and frame.kind is not Kind.PULL:
-            self._take_back()
+        if frame.kind is not Kind.PULL:
+            self._answers.take_back()
         now = asyncio.get_running_loop().time()
         if not self.meter.traces or frame.kind is not Kind.SEAL:
             return self._core.request(link.number, frame, now)
@@ -334,7 +302,7 @@ class Server:
             if not self._joining.done():
                 self._joining.set_exception(rejection(message.code, message.text))
         else:
-            self._take_back()
+            self._answers.take_back()
             self._perform(self._core.order(message, asyncio.get_running_loop().time()))
 
     def link_pinged(self, link: Link) -> None:
@@ -351,8 +319,8 @@ class Server:
         if self._is_control(link):
             self._scheduler_lost(link, error)
             return
-        self._return_segment(link)
-        self._lent.pop(link.number, None)
+        self._segments.take_back(link)
+        self._answers.ended(link)
         self.meter.ended(link)
         if self._links.pop(link.number, None) is None:
             if isinstance(error, PeerMisbehaved):
@@ -409,17 +377,8 @@ class Server:
             self.meter.span("publish", published, step)
 
     def _send(self, link: Link | None, action: Send) -> None:
-        if link is None:
-            return
-        frame = action.frame
-        if type(frame) is Value and len(frame.payload) >= LEND_BYTES:
-            link.send(frame, borrowed=True)
-            if link.stream.pending_bytes:
-                self._lent[link.number] = link
-        else:
-            link.send(frame)
-        if link.stream.pending_bytes > SLOW_READER_BYTES:
-            link.abort(ConnectionLost(f"{link} does not read its answers", peer=str(link)))
+        if link is not None:
+            self._answers.send(link, action.frame)
 
     def _tick(self) -> None:
         loop = asyncio.get_running_loop()
