@@ -122,8 +122,7 @@ class Worker:
 
         The parts of all live workers tile [0, n) and differ by one item at most.
         """
-        if n < 0:
-            raise UsageError(f"shard: {n} items")
+        n = check_count(n, "shard: n")
         ranks = self._live_ranks
         index, count = ranks.index(self.rank), len(ranks)
         return slice(n * index // count, n * (index + 1) // count)

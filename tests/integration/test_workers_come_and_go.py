@@ -9,7 +9,7 @@ import pytest
 
 import aiops
 from aiops import ASP
-from aiops.errors import AiopsError, Closed, NodeFailed
+from aiops.errors import AiopsError, Closed, NodeFailed, UsageError
 from aiops.optim import Add
 from aiops_protocol.payload import Float32Array
 from local_jobs import local_job, together, until
@@ -276,6 +276,24 @@ async def test_a_worker_that_crashed_goes_on_at_its_clock() -> None:
             steps = [step async for step in again.steps(10)]
             assert steps == [7, 8, 9]
         await table.pull()
+
+
+@pytest.mark.parametrize("items", [0, 1, 2, 7, 100])
+async def test_shards_tile_all_items_also_when_ranks_have_gaps(items: int) -> None:
+    async with local_job(on_worker_loss="continue") as cluster:
+        workers = [await cluster.connect() for _ in range(4)]
+        await workers.pop(1).close(RuntimeError("gone"))
+        await until(lambda: all(worker.world_size == 3 for worker in workers))
+        parts = [worker.shard(items) for worker in workers]
+        covered = [item for part in parts for item in range(items)[part]]
+        assert covered == list(range(items))
+        sizes = [part.stop - part.start for part in parts]
+        assert max(sizes) - min(sizes) <= 1
+        for wrong in (-1, 2.5, "3", None):
+            with pytest.raises(UsageError, match="shard: n is"):
+                workers[0].shard(wrong)  # type: ignore[arg-type]  # that is the point
+        for worker in workers:
+            await worker.close()
 
 
 async def test_connect_can_be_awaited_and_closed_by_hand() -> None:
