@@ -367,6 +367,24 @@ async def test_the_environment_names_scheduler_and_worker(
             assert [member.role for member in worker.members] == ["server", "worker"]
 
 
+@pytest.mark.parametrize("after_turns", [0, 1, 2, 3, 5, 8, 12, 18, 25, 40])
+async def test_a_connect_cancelled_at_any_turn_leaves_nothing(after_turns: int) -> None:
+    async with local_job(2, on_worker_loss="continue") as cluster, cluster.connect() as other:
+        connecting = asyncio.ensure_future(cluster.connect(name="fickle")._connect())
+        await turns(after_turns)
+        connecting.cancel()
+        await asyncio.wait([connecting])
+        if not connecting.cancelled():
+            await connecting.result().close()
+        await until(lambda: other.world_size == 1)
+        table = await other.table("w", 64, optimizer=Add())
+        await table.push(ones())
+        await other.tick()
+        assert (await table.pull() == 1).all()
+        async with cluster.connect(name="fickle") as again:
+            assert again.world_size == 2
+
+
 # --- names ---
 
 

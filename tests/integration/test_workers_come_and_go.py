@@ -291,7 +291,7 @@ async def test_shards_tile_all_items_also_when_ranks_have_gaps(items: int) -> No
         assert max(sizes) - min(sizes) <= 1
         for wrong in (-1, 2.5, "3", None):
             with pytest.raises(UsageError, match="shard: n is"):
-                workers[0].shard(wrong)  # type: ignore[arg-type]  # that is the point
+                workers[0].shard(wrong)
         for worker in workers:
             await worker.close()
 
