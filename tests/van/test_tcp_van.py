@@ -291,7 +291,9 @@ def test_a_process_with_few_descriptors_stays_up(loop: str) -> None:
             address = ("127.0.0.1", int(process.stdout.readline()))
             peers = [socket.create_connection(address, timeout=GUARD_S) for _ in range(60)]
             for peer in peers[25:]:  # 80 % of 64, and two for each connection
-                assert peer.recv(1) == b""
+                # On a busy machine the refusal may arrive as a reset.
+                with suppress(ConnectionResetError):
+                    assert peer.recv(1) == b""
             print("flooded", file=process.stdin, flush=True)
             assert process.stdout.readline() == "25\n"
             for peer in peers:
