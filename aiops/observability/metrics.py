@@ -167,7 +167,7 @@ class LatencyHistogram:
             return NotImplemented
         return self._counts == other._counts
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # it changes, so it is no key
 
     def __repr__(self) -> str:
         """Name the class and how much was counted."""

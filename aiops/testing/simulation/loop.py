@@ -89,7 +89,7 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def jump(self) -> None:
         """Move time to the next timer."""
-        self._now = self._scheduled[0]._when  # type: ignore[attr-defined]
+        self._now = self._scheduled[0]._when  # type: ignore[attr-defined]  # asyncio's own
 
     def note(self, *fact: object, data: bytes = b"") -> None:
         """Add a fact to the run's digest; equal digests mean equal runs."""
@@ -132,7 +132,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self.turns += 1
         if self.turns > self._turns_max:
             raise Livelock(f"{self._turns_max} turns by {self._now:.3f} s of virtual time")
-        super()._run_once()  # type: ignore[misc]
+        super()._run_once()  # type: ignore[misc]  # asyncio's own
 
     def _process_events(self, events: object) -> None:
         """No events come from outside."""

@@ -67,7 +67,7 @@ class _Equal:
     def __eq__(self, other: object) -> bool:
         return True
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # equal to all, so no key
 
 
 def _any_checksum(*_: object) -> Any:
