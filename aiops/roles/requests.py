@@ -86,6 +86,11 @@ class Channel:
         """Whether anything is queued, for the window or to be sent again."""
         return bool(self._mutations or self._pulls or self._resend)
 
+    @property
+    def settled(self) -> int:
+        """Requests that were sent and are answered or given up."""
+        return self._next_id - 1 - len(self._flight)
+
     def submit(self, part: Part) -> None:
         """Queue a part; `next_part` returns it when the window has room."""
         if part.outbox is not None:

@@ -64,6 +64,7 @@ class ServerCore:
         self._callers: dict[int, Caller] = {}
         self._connections = 0  # that there have ever been
         self._newest: dict[int, int] = {}  # rank: lowest incarnation that may speak
+        self._why: dict[int, str] = {}  # rank: why none below it may
         self._lost: dict[int, int] = {}  # rank: incarnation whose verdict is awaited
         self._departed: dict[int, int] = {}  # rank: incarnation that left, still connected
 
@@ -90,21 +91,26 @@ class ServerCore:
     def connected(self, peer: int, rank: int, incarnation: int, customers: int = 1) -> list[Action]:
         """Note a new data connection; older ones of a former incarnation are dropped."""
         if incarnation < self._newest.get(rank, 0):  # lost since it was welcomed
-            return [_drop(peer, rank)]
+            return [self._drop(peer, rank)]
         self._connections += 1
         self._callers[peer] = Caller(rank, incarnation, self._connections, customers)
-        return self._fence(rank, incarnation)
+        return self._fence(rank, incarnation, "has been started again")
 
-    def _fence(self, rank: int, incarnation: int) -> list[Action]:
+    def _fence(self, rank: int, incarnation: int, why: str) -> list[Action]:
         """Let no incarnation below this one speak any more, not even in frames under way."""
-        self._newest[rank] = max(incarnation, self._newest.get(rank, 0))
+        if incarnation > self._newest.get(rank, 0):
+            self._newest[rank] = incarnation
+            self._why[rank] = why
         stale = [
             peer
             for peer, caller in self._callers.items()
             if caller.rank == rank and caller.incarnation < incarnation
         ]
         gone = [action for peer in stale for action in self.disconnected(peer)]
-        return [*(_drop(peer, rank) for peer in stale), *gone]
+        return [*(self._drop(peer, rank) for peer in stale), *gone]
+
+    def _drop(self, peer: int, rank: int) -> Drop:
+        return Drop(peer, ErrorCode.STALE_INCARNATION, f"worker {rank} {self._why[rank]}")
 
     def disconnected(self, peer: int) -> list[Action]:
         """Forget a connection; its parked mutations stay, they will be asked for again."""
@@ -191,7 +197,7 @@ class ServerCore:
                 continue
             rank, incarnation = member.rank, member.incarnation
             if incarnation > self._newest.get(rank, 0):
-                actions += self._fence(rank, incarnation)
+                actions += self._fence(rank, incarnation, "has been started again")
             if member.state == "left" and incarnation == self._newest[rank]:
                 self._departed[rank] = incarnation
                 actions += self._forget_departed(rank)
@@ -211,7 +217,7 @@ class ServerCore:
             table.forget(rank, incarnation)
             if self._newest[rank] == incarnation:  # else it is back, and in the rounds again
                 actions += self._note_end(table, table.settle(rank, NOTHING_SEALED))
-        self._newest[rank] = max(incarnation + 1, self._newest[rank])
+        self._fence(rank, incarnation + 1, "has left the job")
         return actions
 
     def _open(self, order: OpenShard) -> list[Action]:
@@ -269,7 +275,7 @@ class ServerCore:
         return self._note_end(table, table.admit(worker, version)) if table else []
 
     def _lose(self, worker: int, incarnation: int) -> list[Action]:
-        actions = self._fence(worker, incarnation + 1)
+        actions = self._fence(worker, incarnation + 1, "was declared lost by the scheduler")
         self._lost[worker] = incarnation
         sealed: dict[int, tuple[int, int]] = {}
         for table in self.tables.values():
@@ -327,11 +333,6 @@ def _check_consistency(spec: TableSpec) -> None:
             f"table {spec.name}: consistency {spec.consistency} with {spec.consistency_settings} "
             'is not known here; there is "bsp" with reduce "mean" or "sum", and "asp"'
         )
-
-
-def _drop(peer: int, rank: int) -> Drop:
-    text = f"worker {rank} was declared lost or has been started again"
-    return Drop(peer, ErrorCode.STALE_INCARNATION, text)
 
 
 def _not_ready(table: int, code: ErrorCode, text: str) -> Tell:

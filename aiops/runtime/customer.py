@@ -279,9 +279,11 @@ class Customer:
             if operation.waiting_for
             else ""
         )
+        troubles = [self._servers[rank].trouble for rank in silent]
+        trouble = "".join(f"; not connected: {text}" for text in troubles if text)
         return RequestTimeout(
             f"{operation.verb} {operation.subject}: no answer from {servers} for keys "
-            f"[{first.begin}, {first.end}) within {elapsed_s:.2f} s{waiting}",
+            f"[{first.begin}, {first.end}) within {elapsed_s:.2f} s{waiting}{trouble}",
             operation=operation.verb,
             elapsed_s=elapsed_s,
         )

@@ -7,30 +7,29 @@ server recognises repeats. What the answers mean to the calls is the customer's 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from aiops.errors import AiopsError
+from aiops.errors import AiopsError, DialFailed
 from aiops.observability import ByteCounters
 from aiops.roles.requests import Channel, Part
+from aiops.roles.retries import Retries
 from aiops.runtime.dialling import LinkPlan, open_link
 from aiops.runtime.postoffice import Postoffice
 from aiops.van.base import Address, Van
 from aiops.van.link import Link
 from aiops_protocol.control import Member
 from aiops_protocol.errors import ErrorCode, HandshakeRefused
-from aiops_protocol.frames import Frame, Reply
+from aiops_protocol.frames import Frame, Goodbye, Reply
 from aiops_protocol.handshake import Purpose, Role
 
 __all__ = ["DataConnection"]
 
 RECONNECT_TIMEOUT_S: Final = 30.0
-"""How long a lost data connection is tried again before its requests fail. A dead server is
-reported by the scheduler long before."""
-
-RETRY_S: Final = 0.01
-RETRY_S_MAX: Final = 1.0
-"""Pauses between connections that are lost again before any answer has come, doubling."""
+"""How often it is said that a lost data connection cannot be opened again, and asked whether there
+is any sense in it: while the scheduler counts the server as a member, there is. Calls end by their
+own deadlines."""
 
 FINAL_CODES: Final = frozenset({ErrorCode.OK, ErrorCode.SHUTTING_DOWN, ErrorCode.WRONG_JOB})
 """Goodbyes after which calling again is useless. Others, such as a checksum that is wrong, say
@@ -58,6 +57,8 @@ class DataConnection:
         The connection, or `None` while there is none.
     failure
         Why nothing will be sent there any more, or empty.
+    trouble
+        Why there is no connection at the moment, or empty.
     """
 
     def __init__(
@@ -73,13 +74,14 @@ class DataConnection:
         self.channel.epoch = postoffice.epoch
         self.link: Link | None = None
         self.failure = ""
+        self.trouble = ""
         self._van = van
         self._postoffice = postoffice
         self._answers = answers
         self._counters = counters
         self._loop = asyncio.get_running_loop()
         self._opening: asyncio.Task[None] | None = None
-        self._fruitless = 0  # connections in a row that were lost before any answer came
+        self._retries = Retries(self._loop.time())
         self._gone = [0, 0]  # bytes sent, received over connections that have ended
         self._closed = False
 
@@ -118,6 +120,7 @@ class DataConnection:
     def link_ready(self, link: Link) -> None:
         """Use a new connection: first what was unanswered, then what waits."""
         self.link = link
+        self.trouble = ""
         self.channel.window_bytes = link.welcome.window_bytes
         self.pump()
 
@@ -138,16 +141,25 @@ class DataConnection:
         elif goodbye is not None and goodbye.code in FINAL_CODES:
             self._fail(f"{self} ended the connection: {goodbye.text}")
         else:
-            self._postoffice.log.warning("connection_lost", server=str(self), reason=str(error))
-            self._fruitless += 1
+            self.trouble = _why(error, goodbye)
+            self._postoffice.log.warning("connection_lost", server=str(self), reason=self.trouble)
             self._opening = self._loop.create_task(self._open_again())
 
     async def _open_again(self) -> None:
+        channel = self.channel
         try:
-            if self._fruitless > 1:
-                # Something in what is sent again, or in the server, ends each connection.
-                await asyncio.sleep(min(RETRY_S * 2**self._fruitless, RETRY_S_MAX))
-            await self.open(RECONNECT_TIMEOUT_S)
+            pause_s = self._retries.pause_s(self._loop.time(), channel.settled, random.random())
+            while True:
+                await asyncio.sleep(pause_s)
+                try:
+                    await self.open(RECONNECT_TIMEOUT_S)
+                    return
+                except DialFailed as error:
+                    if not self._is_member():
+                        raise
+                    self.trouble = str(error)
+                    self._postoffice.log.warning("unreachable", server=str(self), reason=str(error))
+                pause_s = self._retries.pause_s(self._loop.time(), channel.settled, random.random())
         except AiopsError as error:
             refusal = error.__cause__
             stale = ErrorCode.STALE_INCARNATION
@@ -158,6 +170,15 @@ class DataConnection:
         finally:
             if self._opening is asyncio.current_task():
                 self._opening = None
+
+    def _is_member(self) -> bool:
+        """Whether the scheduler counts this server as alive: then only the way there is broken."""
+        mine = self.member
+        return any(
+            (member.role, member.rank, member.incarnation)
+            == (mine.role, mine.rank, mine.incarnation)
+            for member in self._postoffice.members
+        )
 
     def _fail(self, text: str) -> None:
         self.failure = text
@@ -226,7 +247,6 @@ class DataConnection:
         """Take one answer."""
         if isinstance(frame, Reply):
             self._answers.answered(self, frame)
-            self._fruitless = 0
 
     def link_pinged(self, link: Link) -> None:
         """Nothing to do: the link answers."""
@@ -246,3 +266,12 @@ def _destination(channel: Channel) -> Callable[[Frame, int], memoryview | None]:
         return channel.destination(frame, size) if isinstance(frame, Reply) else None
 
     return destination
+
+
+def _why(error: AiopsError | None, goodbye: Goodbye | None) -> str:
+    """Say how a connection ended: by what broke it, or by what the other side said."""
+    if error is not None or goodbye is None:
+        return str(error)
+    known = {code.value for code in ErrorCode}
+    name = ErrorCode(goodbye.code).name if goodbye.code in known else str(goodbye.code)
+    return f"the server ended the connection: {goodbye.text or 'it gave no reason'} ({name})"

@@ -385,7 +385,10 @@ _REFUSALS: Final = {
     ErrorCode.AUTHENTICATION_FAILED: "authentication failed",
     ErrorCode.WRONG_JOB: "it belongs to another job",
     ErrorCode.WRONG_ROLE: "it does not accept this role",
-    ErrorCode.STALE_INCARNATION: "a newer incarnation of this worker has taken its place",
+    ErrorCode.STALE_INCARNATION: (
+        "this incarnation of the worker is over: it was declared lost, has left, or its name was "
+        "taken by a newer one"
+    ),
     ErrorCode.TOO_MANY_CONNECTIONS: "it has as many connections as it allows",
     ErrorCode.SHUTTING_DOWN: "it is shutting down",
     ErrorCode.INVALID_SETTING: "it allows no such number of customers",

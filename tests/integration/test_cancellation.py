@@ -14,6 +14,7 @@ import aiops
 from aiops import ASP
 from aiops.errors import RequestTimeout, UsageError
 from aiops.optim import Add
+from aiops.roles.retries import Retries
 from aiops_protocol.payload import Float32Array
 from local_jobs import go_on, local_job, pause, same_bits, served, together, turns, until
 
@@ -234,7 +235,8 @@ async def test_a_push_that_is_sealed_happens_although_nothing_of_it_had_left() -
     async with local_job() as cluster, cluster.connect() as worker:
         table = await worker.table("w", 64, optimizer=Add())
         connection = worker.customer._servers[0]
-        connection._fruitless = 3  # so that it stays down for a moment
+        retries = connection._retries = Retries(asyncio.get_running_loop().time())
+        retries._answers, retries._left = connection.channel.settled, 0.9  # down for a tenth of 1 s
         for link in served(cluster.servers[0]):
             link.stream.abort()
         await until(lambda: connection.link is None)

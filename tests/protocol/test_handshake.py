@@ -148,7 +148,7 @@ def test_the_owner_has_the_last_word() -> None:
         return ErrorCode.STALE_INCARNATION if hello.incarnation < 9 else ErrorCode.OK
 
     shake(client(), server(admit=admit))
-    with pytest.raises(HandshakeRefused, match="newer incarnation") as caught:
+    with pytest.raises(HandshakeRefused, match="declared lost, has left, or its name") as caught:
         shake(client(incarnation=8), server(admit=admit))
     assert caught.value.reason is ErrorCode.STALE_INCARNATION
     with pytest.raises(HandshakeRefused):

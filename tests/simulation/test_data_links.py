@@ -1,0 +1,81 @@
+"""What a worker does about its connection to a server, on a simulated network."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiops.consistency import ASP
+from aiops.errors import RequestTimeout
+from aiops.optim import Add
+from aiops.table import Table
+from aiops.testing.simulation.cluster import SimCluster
+from aiops.testing.simulation.loop import SimLoop
+from aiops.testing.simulation.seal import sealed
+from aiops.worker import Worker
+
+SHAPE = (8, 1000)
+ONES = np.ones(SHAPE, np.float32)
+
+
+def simulated(body: Callable[[SimCluster], Awaitable[Any]], seed: int = 1) -> Any:
+    """Run a body with a cluster of one server; returns what the body returns."""
+    loop = SimLoop(seed)
+
+    async def run() -> Any:
+        cluster = SimCluster(loop, 1, workers=1)
+        await cluster.start()
+        result = await body(cluster)
+        await cluster.close()
+        return result
+
+    try:
+        with sealed(loop):
+            return loop.run_until_complete(run())
+    finally:
+        loop.bury()
+
+
+async def counting(worker: Worker) -> Table:
+    """Open a table that adds."""
+    return await worker.table("counts", shape=SHAPE, optimizer=Add(), consistency=ASP())
+
+
+def test_a_server_that_lives_is_never_given_up_however_long_the_way_there_is_broken() -> None:
+    async def body(cluster: SimCluster) -> tuple[str, float]:
+        async def work(worker: Worker) -> tuple[str, float]:
+            table = await counting(worker)
+            await table.push(ONES)
+            cluster.network.partition("worker-0", "server-0")
+            with pytest.raises(RequestTimeout) as caught:
+                await table.push(ONES, timeout_s=100.0)
+            cluster.network.repair("worker-0", "server-0")
+            await table.push(ONES)
+            return str(caught.value), float((await table.pull())[0, 0])
+
+        return await cluster.worker("worker-0", work)  # type: ignore[no-any-return]
+
+    text, count = simulated(body)
+    assert "not connected: gave up connecting to server 0" in text
+    assert count in (2, 3), "what was given up may have taken effect, once"
+
+
+def test_the_log_says_why_a_server_ended_a_connection(caplog: pytest.LogCaptureFixture) -> None:
+    async def body(cluster: SimCluster) -> None:
+        async def work(worker: Worker) -> None:
+            table = await counting(worker)
+            cluster.network.fault("worker-0", "server-0").corrupt = 1.0
+            pushing = asyncio.ensure_future(table.push(ONES))
+            await asyncio.sleep(0.2)
+            cluster.network.repair("worker-0", "server-0")
+            await pushing
+
+        await cluster.worker("worker-0", work)
+
+    simulated(body)
+    lost = [line for line in caplog.text.splitlines() if "connection_lost" in line]
+    assert any("CRC-32C of a frame" in line and "CHECKSUM_MISMATCH" in line for line in lost)
