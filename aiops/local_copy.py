@@ -191,7 +191,7 @@ class LocalCopy:
         self._steps += 1
         scratch = np.empty(flat.size, np.float32)
         with np.errstate(all="ignore"):
-            self._optimizer.update(
+            self._optimizer.at(self._steps - 1).update(
                 values.reshape(-1), flat.copy(), self._state, self._steps, scratch
             )
 

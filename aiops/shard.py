@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from aiops.optim import Optimizer
+from aiops.optim import Optimizer, Steps
 from aiops_protocol.key_range import flat_indices
 from aiops_protocol.payload import Buffer, Float32Array
 
@@ -57,14 +57,23 @@ class Shard:
         What a gradient does to the values.
     values
         Initial values, shape (end - begin,); the shard takes the array.
+
+    Attributes
+    ----------
+    clock
+        The furthest clock of any step so far: what a learning rate that is a `Schedule` goes by.
+        It never goes back, so a worker that comes late trains at the rate of the others.
     """
 
     __slots__ = (
+        "_now",
+        "_scheduled",
         "_scratch",
         "_steps",
         "_undoable",
         "_work",
         "begin",
+        "clock",
         "end",
         "optimizer",
         "size",
@@ -84,7 +93,10 @@ class Shard:
         block = min(size, BLOCK_ELEMENTS)
         self._scratch = np.empty(block, np.float32)
         self._work = np.empty(block, np.float32)
-        self._steps = [0] * -(-size // BLOCK_ELEMENTS)
+        self._steps: list[Steps] = [0] * -(-size // BLOCK_ELEMENTS)
+        self.clock = 0
+        self._scheduled = optimizer.scheduled
+        self._now = optimizer.at(0)
         # Ours are plain numpy on arrays that fit; only a stranger's code can fail half-way.
         self._undoable = not type(optimizer).__module__.startswith("aiops.optim.")
 
@@ -96,13 +108,14 @@ class Shard:
         """Set the selected values; the optimizer's state stays."""
         self.values[where] = values
 
-    def apply(self, where: Selection, gradient: Float32Array) -> None:
+    def apply(self, where: Selection, gradient: Float32Array, clock: int = 0) -> None:
         """Let the optimizer step the selected elements once. A writeable gradient is used up.
 
-        The step number of an optimizer that needs one counts, per block of 65,536 elements,
-        how often the block was stepped, because pieces of a large push arrive one by one.
-        If the optimizer raises, nothing has changed.
+        `clock` is that of the worker. For an optimizer that needs it each element counts its own
+        steps, so that neither rows pushed apart nor the cutting of a push into frames and shards
+        makes a difference. If the optimizer raises, nothing has changed.
         """
+        self._see(clock)
         kept = self._keep(where) if self._undoable else None
         try:
             if isinstance(where, slice):
@@ -119,15 +132,16 @@ class Shard:
             gradient = self._writeable(gradient)
         if end - start == self.size <= BLOCK_ELEMENTS and end > start:
             # A small table whole: the common case, without slicing.
-            self._steps[0] += 1
-            self.optimizer.update(self.values, gradient, self.state, self._steps[0], self._scratch)
+            step = self._count(0, slice(0, end))
+            self._now.update(self.values, gradient, self.state, step, self._scratch)
             return
         at = start
         while at < end:
             block = at // BLOCK_ELEMENTS
             stop = min((block + 1) * BLOCK_ELEMENTS, end)
-            self._steps[block] += 1
-            self._update(at, stop, gradient[at - start : stop - start], self._steps[block])
+            base = block * BLOCK_ELEMENTS
+            step = self._count(block, slice(at - base, stop - base))
+            self._update(at, stop, gradient[at - start : stop - start], step)
             at = stop
 
     def _writeable(self, gradient: Float32Array) -> Float32Array:
@@ -149,23 +163,52 @@ class Shard:
             state = {slot: array[at] for slot, array in self.state.items()}
             work = self._work[: at.size]
             np.copyto(work, gradient[low:high])
-            self._steps[block] += 1
-            self.optimizer.update(values, work, state, self._steps[block], self._scratch)
+            step = self._count(block, at - block * BLOCK_ELEMENTS)
+            self._now.update(values, work, state, step, self._scratch)
             self.values[at] = values
             for slot, array in self.state.items():
                 array[at] = state[slot]
 
-    def _update(self, start: int, stop: int, gradient: Float32Array, step: int) -> None:
+    def _update(self, start: int, stop: int, gradient: Float32Array, step: Steps) -> None:
         state = (
             {slot: array[start:stop] for slot, array in self.state.items()}
             if self.state
             else _NO_STATE
         )
-        self.optimizer.update(self.values[start:stop], gradient, state, step, self._scratch)
+        self._now.update(self.values[start:stop], gradient, state, step, self._scratch)
+
+    def _see(self, clock: int) -> None:
+        if self._scheduled and clock > self.clock:
+            self.clock = clock
+            self._now = self.optimizer.at(clock)
+
+    def _count(self, block: int, within: Selection) -> Steps:
+        """Count a step of some elements of a block; return how many each of them has had.
+
+        One number does for a block as long as all its elements have been stepped equally often.
+        """
+        steps = self._steps[block]
+        size = min(BLOCK_ELEMENTS, self.size - block * BLOCK_ELEMENTS)
+        whole = isinstance(within, slice) and within.stop - within.start == size
+        if not isinstance(steps, np.ndarray):
+            if whole or not self.optimizer.uses_step:
+                steps += 1
+                self._steps[block] = steps
+                return steps
+            steps = self._steps[block] = np.full(size, steps, np.uint32)
+        steps[within] += 1
+        mine = steps[within]
+        if mine.min() != mine.max():
+            return mine
+        count = int(mine[0])
+        if whole:
+            self._steps[block] = count
+        return count
 
     def _keep(self, where: Selection) -> tuple[Any, ...]:
         arrays = [array[where].copy() for array in (self.values, *self.state.values())]
-        return (*arrays, self._steps.copy())
+        steps = [s.copy() if isinstance(s, np.ndarray) else s for s in self._steps]
+        return (*arrays, steps)
 
     def _restore(self, where: Selection, kept: tuple[Any, ...]) -> None:
         *arrays, self._steps = kept
@@ -176,8 +219,10 @@ class Shard:
         """Fold whole contributions in the order given, divide, and step every element once.
 
         The sum is a float32 left fold, then one division by `float32(divisor)` (no division
-        for `None`), as a single process would compute it.
+        for `None`), as a single process would compute it. `step` counts the rounds, and the
+        clock is one less.
         """
+        self._see(step - 1)
         for start in range(0, self.size, BLOCK_ELEMENTS):
             stop = min(start + BLOCK_ELEMENTS, self.size)
             total = self._work[: stop - start]
@@ -187,6 +232,6 @@ class Shard:
             if divisor is not None:
                 np.divide(total, np.float32(divisor), out=total)
             if total.size == self.size:  # small and whole, as above
-                self.optimizer.update(self.values, total, self.state, step, self._scratch)
+                self._now.update(self.values, total, self.state, step, self._scratch)
             else:
                 self._update(start, stop, total, step)

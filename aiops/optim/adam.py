@@ -1,12 +1,14 @@
-"""Adam: steps scaled by running averages of the gradient and of its square."""
+"""Adam and AdamW: steps scaled by running averages of the gradient and of its square."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from aiops.optim.base import Optimizer, check_common, clip_and_decay, keep_number, register
+from aiops.optim.base import Optimizer, Steps, check_common, clip_and_decay, keep_number, register
+from aiops.optim.schedules import Schedule, rate_now
 from aiops_protocol.payload import Float32Array
 
 
@@ -20,7 +22,7 @@ class Adam(Optimizer):
     Parameters
     ----------
     lr
-        Learning rate, above 0: about the largest move of one element in one step.
+        Learning rate, above 0, or a `Schedule`: about the largest move of one element in one step.
     beta1, beta2
         Shares of the two means that are kept from one step to the next, in [0, 1).
     eps
@@ -35,6 +37,7 @@ class Adam(Optimizer):
     Every setting is first rounded to float32. What follows from the settings alone (such as
     `1 - beta2 ** step`) is computed from those in double precision and rounded once: the means
     and their correction then use the same beta, and the correction does not lose its digits.
+    `step` is that of the element: one that is seldom pushed has its own correction.
 
     References
     ----------
@@ -44,7 +47,7 @@ class Adam(Optimizer):
     name: ClassVar[str] = "adam"
     slots: ClassVar[tuple[str, ...]] = ("mean", "square")
 
-    lr: float = 1e-3
+    lr: float | Schedule = 1e-3
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
@@ -54,40 +57,122 @@ class Adam(Optimizer):
     def __post_init__(self) -> None:
         """Check the settings."""
         check_common(self)
-        keep_number(self, "beta1", at_least=0.0, below=1.0)
-        keep_number(self, "beta2", at_least=0.0, below=1.0)
-        keep_number(self, "eps", above=0.0)
+        _check_means(self)
 
     def update(
         self,
         values: Float32Array,
         gradient: Float32Array,
         state: Mapping[str, Float32Array],
-        step: int,
+        step: Steps,
         scratch: Float32Array,
     ) -> None:
         """Move `values` by one step, in place; see `Optimizer.update`."""
         clip_and_decay(values, gradient, scratch, self.clip_value, self.weight_decay)
-        mean, square = state["mean"], state["square"]
-        move = scratch[: values.size]
-        beta1, beta2 = float(np.float32(self.beta1)), float(np.float32(self.beta2))
-        rate = np.float32(float(np.float32(self.lr)) / (1.0 - beta1**step))
-        root_correction = np.float32((1.0 - beta2**step) ** 0.5)
+        _move(self, values, gradient, state, step, scratch)
 
-        np.multiply(mean, np.float32(beta1), out=mean)
-        np.multiply(gradient, np.float32(1.0 - beta1), out=move)
-        np.add(mean, move, out=mean)
 
-        np.multiply(square, np.float32(beta2), out=square)
-        np.multiply(gradient, gradient, out=gradient)
-        np.multiply(gradient, np.float32(1.0 - beta2), out=gradient)
-        np.add(square, gradient, out=square)
+@register
+@dataclass(frozen=True, slots=True)
+class AdamW(Optimizer):
+    """Adam with decoupled weight decay: `w -= lr * weight_decay * w`, then Adam's step.
 
-        # move = rate * mean / (sqrt(square) / root_correction + eps); the gradient is used up,
-        # so its array serves for the denominator.
-        np.sqrt(square, out=gradient)
-        np.divide(gradient, root_correction, out=gradient)
-        np.add(gradient, np.float32(self.eps), out=gradient)
-        np.multiply(mean, rate, out=move)
-        np.divide(move, gradient, out=move)
-        np.subtract(values, move, out=values)
+    Unlike in `Adam` the decay is not divided by the root of the squares, so that it acts on all
+    elements alike.
+
+    Parameters
+    ----------
+    lr
+        Learning rate, above 0, or a `Schedule`; it scales the decay too.
+    beta1, beta2, eps, clip_value
+        As in `Adam`.
+    weight_decay
+        Share by which the values shrink in a step, per unit of the learning rate; at least 0.
+
+    References
+    ----------
+    .. [1] I. Loshchilov and F. Hutter, "Decoupled Weight Decay Regularization", ICLR 2019; the
+       decay is scaled by `lr`, as in PyTorch.
+    """
+
+    name: ClassVar[str] = "adamw"
+    slots: ClassVar[tuple[str, ...]] = ("mean", "square")
+
+    lr: float | Schedule = 1e-3
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 1e-2
+    clip_value: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        check_common(self)
+        _check_means(self)
+
+    def update(
+        self,
+        values: Float32Array,
+        gradient: Float32Array,
+        state: Mapping[str, Float32Array],
+        step: Steps,
+        scratch: Float32Array,
+    ) -> None:
+        """Move `values` by one step, in place; see `Optimizer.update`."""
+        clip_and_decay(values, gradient, scratch, self.clip_value, 0.0)
+        shrink = np.float32(rate_now(self.lr)) * np.float32(self.weight_decay)
+        if shrink:
+            decay = scratch[: values.size]
+            np.multiply(values, shrink, out=decay)
+            np.subtract(values, decay, out=values)
+        _move(self, values, gradient, state, step, scratch)
+
+
+def _check_means(optimizer: Adam | AdamW) -> None:
+    keep_number(optimizer, "beta1", at_least=0.0, below=1.0)
+    keep_number(optimizer, "beta2", at_least=0.0, below=1.0)
+    keep_number(optimizer, "eps", above=0.0)
+
+
+def _share(beta: float, step: Steps) -> NDArray[np.float64]:
+    """Return the share of a mean that `step` gradients make up: `1 - beta ** step`.
+
+    By the same function for one step number and for many, so that it has the same bits.
+    """
+    counts = np.atleast_1d(np.asarray(step, np.float64))
+    share: NDArray[np.float64] = 1.0 - np.power(beta, counts)
+    return share
+
+
+def _move(
+    self: Adam | AdamW,
+    values: Float32Array,
+    gradient: Float32Array,
+    state: Mapping[str, Float32Array],
+    step: Steps,
+    scratch: Float32Array,
+) -> None:
+    """Adam's step along a gradient that is ready to use, which is used up."""
+    mean, square = state["mean"], state["square"]
+    move = scratch[: values.size]
+    beta1, beta2 = float(np.float32(self.beta1)), float(np.float32(self.beta2))
+    rate = (float(np.float32(rate_now(self.lr))) / _share(beta1, step)).astype(np.float32)
+    root_correction = np.sqrt(_share(beta2, step)).astype(np.float32)
+
+    np.multiply(mean, np.float32(beta1), out=mean)
+    np.multiply(gradient, np.float32(1.0 - beta1), out=move)
+    np.add(mean, move, out=mean)
+
+    np.multiply(square, np.float32(beta2), out=square)
+    np.multiply(gradient, gradient, out=gradient)
+    np.multiply(gradient, np.float32(1.0 - beta2), out=gradient)
+    np.add(square, gradient, out=square)
+
+    # move = rate * mean / (sqrt(square) / root_correction + eps); the gradient is used up,
+    # so its array serves for the denominator.
+    np.sqrt(square, out=gradient)
+    np.divide(gradient, root_correction, out=gradient)
+    np.add(gradient, np.float32(self.eps), out=gradient)
+    np.multiply(mean, rate, out=move)
+    np.divide(move, gradient, out=move)
+    np.subtract(values, move, out=values)

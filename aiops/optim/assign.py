@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from aiops.optim.base import Optimizer, register
+from aiops.optim.base import Optimizer, Steps, register
 from aiops_protocol.payload import Float32Array
 
 
@@ -16,13 +16,14 @@ class Add(Optimizer):
     """Add what is pushed: `w += g`. For counters, sums and deltas computed by the workers."""
 
     name: ClassVar[str] = "add"
+    uses_step: ClassVar[bool] = False
 
     def update(
         self,
         values: Float32Array,
         gradient: Float32Array,
         state: Mapping[str, Float32Array],
-        step: int,
+        step: Steps,
         scratch: Float32Array,
     ) -> None:
         """Add `gradient` to `values`, in place; see `Optimizer.update`."""
@@ -35,13 +36,14 @@ class Assign(Optimizer):
     """Take what is pushed as the new value: `w = g`. The last one to be applied stays."""
 
     name: ClassVar[str] = "assign"
+    uses_step: ClassVar[bool] = False
 
     def update(
         self,
         values: Float32Array,
         gradient: Float32Array,
         state: Mapping[str, Float32Array],
-        step: int,
+        step: Steps,
         scratch: Float32Array,
     ) -> None:
         """Copy `gradient` over `values`; see `Optimizer.update`."""

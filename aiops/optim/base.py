@@ -21,17 +21,23 @@ every process that needs it::
             values -= gradient
 """
 
+import copy
 import dataclasses
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final, Self, TypeAlias, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aiops.errors import ConfigError
+from aiops.optim.schedules import Schedule, check_rate
 from aiops.optim.settings import build, number
 from aiops_protocol.payload import Float32Array
+
+Steps: TypeAlias = "int | NDArray[np.uint32]"
+"""How often elements have been stepped: one number for all of them, or one for each."""
 
 
 class Optimizer(ABC):
@@ -50,13 +56,17 @@ class Optimizer(ABC):
     slots: ClassVar[tuple[str, ...]] = ()
     """Names of the float32 arrays kept per element; they are zero before the first step."""
 
+    uses_step: ClassVar[bool] = True
+    """Whether `update` looks at `step`. Counting it costs up to 4 bytes per element in a table
+    without rounds; with `False` the number means nothing."""
+
     @abstractmethod
     def update(
         self,
         values: Float32Array,
         gradient: Float32Array,
         state: Mapping[str, Float32Array],
-        step: int,
+        step: Steps,
         scratch: Float32Array,
     ) -> None:
         """Move `values` by one step, in place.
@@ -69,17 +79,49 @@ class Optimizer(ABC):
             May be overwritten; its content afterwards means nothing.
         state
             One array of shape (n,) per name in `slots`, changed in place.
-        step
-            How many steps this table has taken, counting this one: the first step is 1.
+        step : int, or ndarray of uint32, shape (n,)
+            How many steps these elements have taken, counting this one: the first step is 1.
+            With rounds the number of the round. Otherwise each element counts the gradients that
+            it has got; an array only where these differ, as after pushes of some rows.
         scratch : ndarray of float32, shape (at least n,)
             Working space, so that a step allocates nothing; its content means nothing.
         """
 
-    def settings(self) -> dict[str, float | int | bool | None]:
-        """Return the settings by name, ready for `optimizer_from`."""
-        if not dataclasses.is_dataclass(self):
-            return {}
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+    def settings(self) -> dict[str, float | int | bool | str | None]:
+        """Return the settings by name, as they travel, ready for `optimizer_from`."""
+        return {
+            name: str(value) if isinstance(value, Schedule) else value
+            for name, value in _fields(self).items()
+        }
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether a setting changes with the clock."""
+        return any(isinstance(value, Schedule) for value in _fields(self).values())
+
+    def at(self, clock: int) -> Self:
+        """Return this optimizer as it is at a clock: each schedule replaced by its rate.
+
+        Any setting may be a `Schedule`; `update` is only ever called on what this returns.
+        """
+        now = {
+            name: value(clock)
+            for name, value in _fields(self).items()
+            if isinstance(value, Schedule)
+        }
+        if not now:
+            return self
+        # Not made anew: a rate may fall to 0, which nobody may ask for as a setting.
+        optimizer = copy.copy(self)
+        for name, value in now.items():
+            object.__setattr__(optimizer, name, value)
+        return optimizer
+
+
+def _fields(optimizer: Optimizer) -> dict[str, Any]:
+    if not dataclasses.is_dataclass(optimizer):
+        return {}
+    return {field.name: getattr(optimizer, field.name) for field in dataclasses.fields(optimizer)}
 
 
 _REGISTERED: Final[dict[str, type[Optimizer]]] = {}
@@ -138,7 +180,11 @@ def optimizer_from(name: str, settings: Mapping[str, object]) -> Optimizer:
         Unknown name (a class of one's own must be imported by the servers: `--import`); unknown,
         missing or bad setting.
     """
-    made = build("optimizer", _REGISTERED, name, settings)
+    parsed = {
+        key: Schedule.parse(str(value)) if Schedule.is_text(value) else value
+        for key, value in settings.items()
+    }
+    made = build("optimizer", _REGISTERED, name, parsed)
     assert isinstance(made, Optimizer)
     return made
 
@@ -151,13 +197,17 @@ def optimizer_names() -> tuple[str, ...]:
 def check_common(optimizer: Optimizer) -> None:
     """Check the fields `lr`, `weight_decay` and `clip_value`, and keep them as plain floats.
 
+    `lr` may be a `Schedule`; the other two need not be there.
+
     Raises
     ------
     ConfigError
         One of them is not a number or is out of bounds.
     """
-    keep_number(optimizer, "lr", above=0.0)
-    keep_number(optimizer, "weight_decay", at_least=0.0)
+    lr = check_rate(type(optimizer).__name__, getattr(optimizer, "lr", None))
+    object.__setattr__(optimizer, "lr", lr)
+    if hasattr(optimizer, "weight_decay"):
+        keep_number(optimizer, "weight_decay", at_least=0.0)
     if getattr(optimizer, "clip_value", None) is not None:
         keep_number(optimizer, "clip_value", above=0.0)
 

@@ -7,7 +7,8 @@ from typing import ClassVar
 import numpy as np
 
 from aiops.errors import ConfigError
-from aiops.optim.base import Optimizer, check_common, clip_and_decay, keep_number, register
+from aiops.optim.base import Optimizer, Steps, check_common, clip_and_decay, keep_number, register
+from aiops.optim.schedules import Schedule, rate_now
 from aiops.optim.settings import flag
 from aiops_protocol.payload import Float32Array
 
@@ -23,7 +24,7 @@ class Momentum(Optimizer):
     Parameters
     ----------
     lr
-        Learning rate, above 0.
+        Learning rate, above 0, or a `Schedule`.
     momentum
         Share of the velocity that is kept from one step to the next, in [0, 1).
     nesterov
@@ -40,9 +41,10 @@ class Momentum(Optimizer):
     """
 
     name: ClassVar[str] = "momentum"
+    uses_step: ClassVar[bool] = False
     slots: ClassVar[tuple[str, ...]] = ("velocity",)
 
-    lr: float
+    lr: float | Schedule
     momentum: float = 0.9
     nesterov: bool = False
     weight_decay: float = 0.0
@@ -64,7 +66,7 @@ class Momentum(Optimizer):
         values: Float32Array,
         gradient: Float32Array,
         state: Mapping[str, Float32Array],
-        step: int,
+        step: Steps,
         scratch: Float32Array,
     ) -> None:
         """Move `values` by one step, in place; see `Optimizer.update`."""
@@ -77,7 +79,7 @@ class Momentum(Optimizer):
         if self.nesterov:
             np.multiply(velocity, momentum, out=move)
             np.add(move, gradient, out=move)
-            np.multiply(move, np.float32(self.lr), out=move)
+            np.multiply(move, np.float32(rate_now(self.lr)), out=move)
         else:
-            np.multiply(velocity, np.float32(self.lr), out=move)
+            np.multiply(velocity, np.float32(rate_now(self.lr)), out=move)
         np.subtract(values, move, out=values)

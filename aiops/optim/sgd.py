@@ -6,7 +6,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from aiops.optim.base import Optimizer, check_common, clip_and_decay, register
+from aiops.optim.base import Optimizer, Steps, check_common, clip_and_decay, register
+from aiops.optim.schedules import Schedule, rate_now
 from aiops_protocol.payload import Float32Array
 
 
@@ -21,7 +22,7 @@ class SGD(Optimizer):
     Parameters
     ----------
     lr
-        Learning rate, above 0.
+        Learning rate, above 0, or a `Schedule`.
     weight_decay
         L2 factor: `weight_decay * w` is added to the gradient.
     clip_value
@@ -29,8 +30,9 @@ class SGD(Optimizer):
     """
 
     name: ClassVar[str] = "sgd"
+    uses_step: ClassVar[bool] = False
 
-    lr: float
+    lr: float | Schedule
     weight_decay: float = 0.0
     clip_value: float | None = None
 
@@ -43,10 +45,10 @@ class SGD(Optimizer):
         values: Float32Array,
         gradient: Float32Array,
         state: Mapping[str, Float32Array],
-        step: int,
+        step: Steps,
         scratch: Float32Array,
     ) -> None:
         """Move `values` by one step, in place; see `Optimizer.update`."""
         clip_and_decay(values, gradient, scratch, self.clip_value, self.weight_decay)
-        np.multiply(gradient, np.float32(self.lr), out=gradient)
+        np.multiply(gradient, np.float32(rate_now(self.lr)), out=gradient)
         np.subtract(values, gradient, out=values)

@@ -111,7 +111,7 @@ class AspRule(Rule):
 
     def push(self, rank: int, clock: int, where: Selection, gradient: Float32Array) -> Outcome:
         """Apply at once."""
-        self.shard.apply(where, gradient)
+        self.shard.apply(where, gradient, clock)
         self.version += 1
         return OK
 

@@ -49,5 +49,6 @@ def shard_bytes(
     return {
         "values": 4 * elements,
         "optimizer state": 4 * elements * len(optimizer.slots),
+        "step counts": 4 * elements if optimizer.uses_step and not rounds else 0,
         "contributions": CONTRIBUTION_BYTES * elements * workers if rounds else 0,
     }

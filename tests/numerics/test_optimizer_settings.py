@@ -11,12 +11,21 @@ import pytest
 
 from aiops.errors import AiopsError, ConfigError
 from aiops.optim import (
+    FTRL,
     SGD,
+    Adagrad,
     Adam,
+    AdamW,
     Add,
     Assign,
+    Cosine,
     Momentum,
     Optimizer,
+    ProximalSGD,
+    RMSProp,
+    Schedule,
+    Steps,
+    WarmUp,
     optimizer_from,
     optimizer_names,
     register,
@@ -46,6 +55,21 @@ BAD: list[tuple[Callable[[], Optimizer], str, str]] = [
     (lambda: Adam(eps=0.0), "eps", "above 0"),
     (lambda: Adam(eps=1e-60), "eps", "in float32 it is 0"),
     (lambda: Adam(clip_value=-2.0), "clip_value", "above 0"),
+    (lambda: AdamW(beta1=-0.5), "beta1", "at least 0"),
+    (lambda: AdamW(weight_decay=-1.0), "weight_decay", "at least 0"),
+    (lambda: Adagrad(initial=-1.0), "initial", "at least 0"),
+    (lambda: Adagrad(eps=0.0), "eps", "above 0"),
+    (lambda: RMSProp(decay=1.0), "decay", "below 1"),
+    (lambda: FTRL(lr=0.0), "lr", "above 0"),
+    (lambda: FTRL(l1=-1.0), "l1", "at least 0"),
+    (lambda: FTRL(beta=-1.0), "beta", "at least 0"),
+    (
+        lambda: FTRL(lr=Schedule(0.1, Cosine(9))),  # type: ignore[arg-type]  # the point
+        "lr is a schedule",
+        "pass a number",
+    ),
+    (lambda: ProximalSGD(lr=0.1, l2=-1.0), "l2", "at least 0"),
+    (lambda: ProximalSGD(lr=-0.1), "lr", "above 0"),
 ]
 
 GOOD = [
@@ -53,6 +77,13 @@ GOOD = [
     SGD(lr=1, weight_decay=0.5, clip_value=2),
     Momentum(lr=0.1, momentum=0.5, nesterov=True),
     Adam(beta1=0.5, eps=1e-3),
+    AdamW(lr=0.1, weight_decay=0.0),
+    Adagrad(lr=1, initial=0.5),
+    RMSProp(decay=0.5),
+    FTRL(lr=0.5, beta=2, l1=1.5, l2=0.25, clip_value=1.0),
+    ProximalSGD(lr=0.5, l1=1.0),
+    SGD(lr=Schedule(0.3, WarmUp(10), Cosine(90, end=0.1))),
+    Adam(lr=Schedule(1e-7, Cosine(3))),
     Add(),
     Assign(),
 ]
@@ -73,7 +104,7 @@ def test_a_bad_setting_is_named_together_with_the_fix(
 @pytest.mark.parametrize("optimizer", GOOD, ids=repr)
 def test_name_and_settings_are_enough_to_make_an_equal_one(optimizer: Optimizer) -> None:
     settings = optimizer.settings()
-    assert all(type(value) in (int, float, bool, type(None)) for value in settings.values())
+    assert all(type(value) in (int, float, bool, str, type(None)) for value in settings.values())
     assert optimizer_from(optimizer.name, settings) == optimizer
 
 
@@ -131,7 +162,7 @@ class SignStep(Optimizer):
         values: Float32Array,
         gradient: Float32Array,
         state: Mapping[str, Float32Array],
-        step: int,
+        step: Steps,
         scratch: Float32Array,
     ) -> None:
         np.sign(gradient, out=gradient)
@@ -159,7 +190,7 @@ def test_a_plain_class_without_settings_will_do() -> None:
             values: Float32Array,
             gradient: Float32Array,
             state: Mapping[str, Float32Array],
-            step: int,
+            step: Steps,
             scratch: Float32Array,
         ) -> None:
             return

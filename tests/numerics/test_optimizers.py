@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tracemalloc
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -12,7 +13,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiops.optim import SGD, Adam, Add, Assign, Momentum, Optimizer
+from aiops.optim import (
+    FTRL,
+    SGD,
+    Adagrad,
+    Adam,
+    AdamW,
+    Add,
+    Assign,
+    Momentum,
+    Optimizer,
+    ProximalSGD,
+    RMSProp,
+    Schedule,
+    Step,
+)
 from aiops_protocol.payload import Float32Array
 
 F = np.float32
@@ -27,6 +42,17 @@ ALL = [
     Momentum(lr=0.05, momentum=0.0),
     Adam(),
     Adam(lr=0.01, beta1=0.8, beta2=0.99, eps=1e-6, weight_decay=0.01, clip_value=1.0),
+    AdamW(),
+    AdamW(lr=0.02, weight_decay=0.1, clip_value=1.0),
+    AdamW(weight_decay=0.0),
+    Adagrad(),
+    Adagrad(lr=0.1, initial=0.1, eps=1e-6, weight_decay=0.01, clip_value=1.0),
+    RMSProp(),
+    RMSProp(lr=0.001, decay=0.9, eps=1e-6, weight_decay=0.01, clip_value=1.0),
+    FTRL(),
+    FTRL(lr=0.5, beta=0.0, l1=2.0, l2=0.1, clip_value=1.0),
+    ProximalSGD(lr=0.05),
+    ProximalSGD(lr=0.05, l1=0.3, l2=0.1, clip_value=1.0),
     Add(),
     Assign(),
 ]
@@ -53,7 +79,7 @@ def reference(
         g: np.ndarray[Any, Any] = gradient.astype(dtype)
         if "clip_value" in s:
             g = np.minimum(np.maximum(g, -s["clip_value"]), s["clip_value"])
-        if s.get("weight_decay"):
+        if s.get("weight_decay") and not isinstance(optimizer, AdamW):
             g = g + s["weight_decay"] * w
         match optimizer:
             case SGD():
@@ -62,13 +88,32 @@ def reference(
                 first = s["momentum"] * first + g
                 move = g + s["momentum"] * first if optimizer.nesterov else first
                 w = w - s["lr"] * move
-            case Adam():
+            case Adam() | AdamW():
                 one = dtype(1)
+                if isinstance(optimizer, AdamW):
+                    w = w - s["lr"] * s["weight_decay"] * w
                 first = s["beta1"] * first + (one - s["beta1"]) * g
                 second = s["beta2"] * second + (one - s["beta2"]) * g * g
                 mean = first / (one - s["beta1"] ** step)
                 square = second / (one - s["beta2"] ** step)
                 w = w - s["lr"] * mean / (np.sqrt(square) + s["eps"])
+            case Adagrad():
+                first = first + g * g
+                w = w - s["lr"] * g / (np.sqrt(first + s["initial"]) + s["eps"])
+            case RMSProp():
+                first = s["decay"] * first + (dtype(1) - s["decay"]) * (g * g)
+                w = w - s["lr"] * g / (np.sqrt(first) + s["eps"])
+            case FTRL():
+                sigma = (np.sqrt(second + g * g) - np.sqrt(second)) / s["lr"]
+                first = first + g - sigma * w
+                second = second + g * g
+                over = first - np.sign(first) * s["l1"]
+                rate = (s["beta"] + np.sqrt(second)) / s["lr"] + s["l2"]
+                w = np.where(np.abs(first) <= s["l1"], dtype(0), -over / rate)
+            case ProximalSGD():
+                w = w - s["lr"] * g
+                left = np.maximum(np.abs(w) - s["lr"] * s["l1"], dtype(0))
+                w = np.sign(w) * left / (dtype(1) + s["lr"] * s["l2"])
             case Add():
                 w = w + g
             case Assign():
@@ -90,14 +135,27 @@ def test_200_steps_agree_with_the_textbook_in_double_precision(
     np.testing.assert_allclose(got, wanted, rtol=2e-4, atol=2e-4)
 
 
-@pytest.mark.parametrize("optimizer", [o for o in ALL if not isinstance(o, Adam)], ids=repr)
+@pytest.mark.parametrize("optimizer", [o for o in ALL if not isinstance(o, Adam | AdamW)], ids=repr)
 def test_200_steps_have_the_bits_of_the_same_formula_in_float32(
     optimizer: Optimizer, run_optimizer: Run
 ) -> None:
-    """Working in place and in scratch changes no rounding."""
+    """Working in place and in scratch changes no rounding; a zero may have another sign."""
     start, gradients = stream(1_000, STEPS, seed=1)
     got = run_optimizer(optimizer, start, gradients)
-    assert got.tobytes() == reference(optimizer, start, gradients, F).tobytes()
+    np.testing.assert_array_equal(got, reference(optimizer, start, gradients, F))
+
+
+@pytest.mark.parametrize("optimizer", ALL, ids=repr)
+def test_200_steps_equal_a_reference_in_double_precision_to_1e_6(optimizer: Optimizer) -> None:
+    """The formulas themselves, without the rounding: they take arrays of any precision."""
+    start, gradients = stream(300, STEPS, seed=4)
+    values = start.astype(np.float64)
+    state = {slot: np.zeros_like(values) for slot in type(optimizer).slots}
+    for step, gradient in enumerate(gradients, start=1):
+        wide: Any = optimizer
+        wide.update(values, gradient.astype(np.float64), state, step, np.empty_like(values))
+    wanted = reference(optimizer, start, gradients, np.float64)
+    np.testing.assert_allclose(values, wanted, rtol=1e-6, atol=1e-6)
 
 
 def test_sgd_has_the_bits_that_the_api_promises(run_optimizer: Run) -> None:
@@ -189,3 +247,65 @@ def test_a_setting_is_rounded_to_float32_before_it_is_used(run_optimizer: Run) -
     wrong = -(np.float64(0.1) * gradient.astype(np.float64)).astype(F)
     assert got.tobytes() == (np.zeros_like(gradient) - F(0.1) * gradient).tobytes()
     assert got.tobytes() != wrong.tobytes()
+
+
+@pytest.mark.parametrize("optimizer", [Adam(lr=0.1), AdamW(lr=0.1, beta2=0.99)])
+def test_a_step_of_many_counts_has_the_bits_of_steps_of_one_each(optimizer: Optimizer) -> None:
+    """Rows that were pushed unequally often are stepped together, as if each were alone."""
+    size = 5_000
+    start, (mean, square, gradient) = stream(size, 3, seed=5)
+    counts = np.random.default_rng(6).integers(1, 40_000, size).astype(np.uint32)
+    state = {"mean": mean.copy(), "square": np.square(square)}
+    values = start.copy()
+    optimizer.update(values, gradient.copy(), state, counts, np.empty(size, F))
+    for i in range(0, size, 7):
+        one = start[i : i + 1].copy()
+        alone = {"mean": mean[i : i + 1].copy(), "square": np.square(square[i : i + 1])}
+        optimizer.update(one, gradient[i : i + 1].copy(), alone, int(counts[i]), np.empty(1, F))
+        assert one[0] == values[i]
+
+
+def test_ftrl_makes_exact_zeros_and_adagrads_steps(run_optimizer: Run) -> None:
+    """By hand: |z| of 0.5 stays within l1; z of 3 leaves 2 over a rate of (1 + 3) / 0.5 + 1."""
+    got = run_optimizer(FTRL(lr=0.5, l1=1.0, l2=1.0), np.zeros(2, F), [np.array([0.5, 3.0], F)])
+    np.testing.assert_array_equal(got, [0.0, F(-2.0) / F(9.0)])
+
+
+def test_ftrl_lets_no_number_that_is_none_disappear(run_optimizer: Run) -> None:
+    gradient = np.array([np.nan, np.inf, 1.0], F)
+    with np.errstate(all="ignore"):
+        got = run_optimizer(FTRL(), np.zeros(3, F), [gradient])
+    assert np.isfinite(got).tolist() == [False, False, True]
+
+
+def test_a_proximal_step_cuts_and_shrinks(run_optimizer: Run) -> None:
+    """By hand: 4 - 1 = 3, less 0.5 is 2.5, over 1.25; and 0.25 is cut to 0."""
+    optimizer = ProximalSGD(lr=0.5, l1=1.0, l2=0.5)
+    got = run_optimizer(optimizer, np.array([4.0, -0.25], F), [np.array([2.0, 0.0], F)])
+    np.testing.assert_array_equal(got, [2.0, 0.0])
+
+
+def test_adamw_decays_beside_the_step(run_optimizer: Run) -> None:
+    """By hand: no gradient, so the decay alone: 8 - 0.5 * 0.25 * 8."""
+    got = run_optimizer(AdamW(lr=0.5, weight_decay=0.25), np.array([8.0], F), [np.zeros(1, F)])
+    np.testing.assert_array_equal(got, [7.0])
+
+
+@pytest.mark.parametrize("optimizer", ALL, ids=repr)
+def test_an_optimizer_at_a_clock_has_the_rate_of_its_schedule(
+    optimizer: Optimizer, run_optimizer: Run
+) -> None:
+    """Only the rate differs, in every optimizer that has one; a rate may fall below any bound."""
+    assert optimizer.at(5) is optimizer
+    if not hasattr(optimizer, "lr") or isinstance(optimizer, FTRL):
+        return
+    scheduled = dataclasses.replace(
+        optimizer,  # type: ignore[type-var]  # every optimizer here is a dataclass
+        lr=Schedule(optimizer.lr, Step(every=5, times=0.5)),
+    )
+    assert scheduled.scheduled
+    halved = dataclasses.replace(optimizer, lr=optimizer.lr * 0.5)  # type: ignore[type-var]
+    start, gradients = stream(50, 3)
+    wanted = run_optimizer(halved, start, gradients)
+    assert run_optimizer(scheduled.at(9), start, gradients).tobytes() == wanted.tobytes()
+    assert scheduled.at(9) == halved

@@ -11,7 +11,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiops.optim import SGD, Adam, Add, Assign, Momentum, Optimizer
+from aiops.optim import (
+    FTRL,
+    SGD,
+    Adagrad,
+    Adam,
+    AdamW,
+    Add,
+    Assign,
+    Momentum,
+    Optimizer,
+    ProximalSGD,
+    RMSProp,
+    Schedule,
+    Step,
+    Steps,
+    WarmUp,
+)
 from aiops.shard import BLOCK_ELEMENTS, Selection, Shard, select, selected_elements
 from aiops_protocol.key_range import Partition
 from aiops_protocol.payload import Float32Array
@@ -23,6 +39,11 @@ OPTIMIZERS = [
     Momentum(lr=0.1),
     Momentum(lr=0.1, nesterov=True),
     Adam(),
+    AdamW(),
+    Adagrad(),
+    RMSProp(),
+    FTRL(l1=0.01, l2=0.1),
+    ProximalSGD(lr=0.1, l1=0.01, l2=0.1),
     Add(),
     Assign(),
 ]
@@ -128,28 +149,76 @@ def test_many_ranges_step_exactly_the_elements_they_name(
     assert same_bits(shard.read(where), expected[touched])
 
 
-@given(seed=seeds, pushes=st.lists(st.tuples(st.integers(0, 9), st.integers(1, 10)), max_size=6))
-def test_partial_pushes_step_the_blocks_that_they_touch(
-    seed: int, pushes: list[tuple[int, int]]
+@given(
+    seed=seeds,
+    shards=st.integers(1, 3),
+    pushes=st.lists(
+        st.one_of(
+            st.tuples(st.integers(0, 11), st.integers(1, 12)),
+            st.lists(st.integers(0, 11), min_size=1, max_size=5, unique=True),
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+)
+@pytest.mark.parametrize("optimizer", [Adam(), AdamW(lr=0.1)])
+def test_each_element_counts_its_own_steps(
+    optimizer: Optimizer, shards: int, seed: int, pushes: list[tuple[int, int] | list[int]]
 ) -> None:
-    """With Adam a block's step number counts how often the block was stepped."""
-    tenth, size = BLOCK_ELEMENTS // 5, 2 * BLOCK_ELEMENTS
-    shard = Shard(0, size, Adam(), np.zeros(size, F))
-    values, mean, square = (np.zeros(size, F) for _ in range(3))
-    steps = [0, 0]
-    for i, (first, count) in enumerate(pushes):
-        begin, end = first * tenth, min((first + count) * tenth, size)
-        gradient = odd_values(seed + i, end - begin)
-        shard.apply(slice(begin, end), gradient.copy())
-        for block in (0, 1):
-            low = max(begin, block * BLOCK_ELEMENTS)
-            high = min(end, (block + 1) * BLOCK_ELEMENTS)
-            if low < high:
-                steps[block] += 1
-                state = {"mean": mean[low:high], "square": square[low:high]}
-                piece = gradient[low - begin : high - begin].copy()
-                Adam().update(values[low:high], piece, state, steps[block], np.empty(size, F))
-    assert same_bits(shard.values, values)
+    """Pushes of ranges and of rows, over any number of shards, as if each element were alone."""
+    rows, width = 12, BLOCK_ELEMENTS // 5
+    size = rows * width
+    start = odd_values(seed, size)
+    parts = cut(size, shards, optimizer, start)
+    counts, alone = [0] * rows, start.reshape(rows, width).copy()
+    state = [{slot: np.zeros(width, F) for slot in optimizer.slots} for _ in range(rows)]
+    for i, push in enumerate(pushes):
+        chosen = (
+            sorted(push)
+            if isinstance(push, list)
+            else list(range(push[0], min(rows, push[0] + push[1])))
+        )
+        gradient = odd_values(seed + 1 + i, size).reshape(rows, width)
+        for row in chosen:
+            counts[row] += 1
+            optimizer.update(
+                alone[row], gradient[row].copy(), state[row], counts[row], np.empty(width, F)
+            )
+        touched = np.concatenate([np.arange(row * width, (row + 1) * width) for row in chosen])
+        for part in parts:
+            mine = touched[(touched >= part.begin) & (touched < part.end)] - part.begin
+            if mine.size:
+                given_ = gradient.reshape(-1)[mine + part.begin]
+                whole = isinstance(push, tuple)
+                part.apply(slice(int(mine[0]), int(mine[-1]) + 1) if whole else mine, given_)
+    assert same_bits(joined(parts), alone.reshape(-1))
+
+
+def test_a_block_that_all_its_elements_have_caught_up_in_counts_once_again() -> None:
+    """What was expanded for rows does not stay expanded, or slow, for ever."""
+    shard = Shard(0, 4, Adam(), np.zeros(4, F))
+    shard.apply(slice(0, 2), np.ones(2, F))
+    assert [list(np.asarray(steps)) for steps in shard._steps] == [[1, 1, 0, 0]]
+    shard.apply(slice(2, 4), np.ones(2, F))
+    shard.apply(slice(0, 4), np.ones(4, F))
+    assert shard._steps == [2]
+
+
+def test_a_schedule_goes_by_the_furthest_clock_and_never_back() -> None:
+    shard = Shard(0, 1, SGD(lr=Schedule(1.0, Step(every=10, times=0.5))), np.zeros(1, F))
+    seen = []
+    for clock in (0, 9, 10, 3, 25):
+        before = float(shard.values[0])
+        shard.apply(slice(0, 1), np.ones(1, F), clock)
+        seen.append(before - float(shard.values[0]))
+    assert seen == [1.0, 1.0, 0.5, 0.5, 0.25]
+
+
+def test_a_schedule_goes_by_rounds_where_there_are_some() -> None:
+    shard = Shard(0, 1, SGD(lr=Schedule(1.0, WarmUp(4))), np.zeros(1, F))
+    for number in (1, 2, 5):
+        shard.step([np.ones(1, F)], None, number)
+    assert shard.values[0] == -(0.25 + 0.5 + 1.0)
 
 
 @pytest.mark.parametrize("size", [4, BLOCK_ELEMENTS + 4])
@@ -184,7 +253,7 @@ class Brittle(Optimizer):
         values: Float32Array,
         gradient: Float32Array,
         state: Mapping[str, Float32Array],
-        step: int,
+        step: Steps,
         scratch: Float32Array,
     ) -> None:
         values += step

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from aiops.optim import Optimizer, register
+from aiops.optim import Optimizer, Steps, register
 from aiops.roles.actions import Ended, Tell
 from aiops.roles.parking import PARKED_BYTES_MAX
 from aiops_protocol.control import (
@@ -440,7 +440,7 @@ class Picky(Optimizer):
         values: Float32Array,
         gradient: Float32Array,
         state: Mapping[str, Float32Array],
-        step: int,
+        step: Steps,
         scratch: Float32Array,
     ) -> None:
         values += 1
