@@ -10,7 +10,7 @@ import pytest
 import aiops
 from aiops import ASP, BSP
 from aiops.consistency import Consistency
-from aiops.optim import SGD, Adam, Add, Momentum, Optimizer
+from aiops.optim import FTRL, SGD, Adam, Add, Cosine, Momentum, Optimizer, Schedule, WarmUp
 from aiops_protocol.payload import Float32Array
 from local_jobs import local_job, random_array, rank_ordered_mean, same_bits, together
 
@@ -48,7 +48,7 @@ def reference(
     for step in range(steps):
         gradients = [random_array(SHAPE, step, rank).reshape(-1) for rank in range(workers)]
         total = rank_ordered_mean(gradients, workers if mean else None)
-        optimizer.update(values, total, state, step + 1, np.empty_like(values))
+        optimizer.at(step).update(values, total, state, step + 1, np.empty_like(values))
         versions.append(values.copy())
     return versions
 
@@ -61,8 +61,10 @@ def reference(
         (SGD(lr=0.3), "sum"),
         (Momentum(lr=0.1, momentum=0.9, nesterov=True), "mean"),
         (Adam(lr=0.01), "mean"),
+        (FTRL(lr=0.1, l1=0.1), "mean"),
+        (Momentum(lr=Schedule(0.1, WarmUp(3), Cosine(6))), "mean"),
     ],
-    ids=["sgd-mean", "sgd-sum", "momentum", "adam"],
+    ids=["sgd-mean", "sgd-sum", "momentum", "adam", "ftrl", "schedule"],
 )
 async def test_four_workers_are_the_rank_ordered_mean(
     servers: int, optimizer: Optimizer, reduce: str
@@ -88,6 +90,31 @@ async def test_four_workers_are_the_rank_ordered_mean(
 
     async with local_job(servers) as cluster:
         await cluster.run(train, workers=4)
+
+
+@pytest.mark.parametrize("servers", [1, 2, 3])
+async def test_rows_that_are_pushed_apart_step_as_if_each_were_alone(servers: int) -> None:
+    """Adam's correction by each row's own steps, the rate by the worker's clock, at any cut."""
+    optimizer = Adam(lr=Schedule(0.1, WarmUp(2), Cosine(8)))
+    expected, counts = start(), [0] * len(start())
+    state = {slot: np.zeros(SHAPE, np.float32) for slot in optimizer.slots}
+    async with local_job(servers) as cluster, cluster.connect() as worker:
+        table = await worker.table("w", SHAPE, init=start(), optimizer=optimizer, consistency=ASP())
+        async for step in worker.steps(6):
+            for push, rows in enumerate([[0, 3 * step, 36], range(step, 30, 7), None]):
+                chosen = np.unique(np.arange(SHAPE[0]) if rows is None else rows)
+                gradient = random_array((len(chosen), SHAPE[1]), step, push)
+                await table.push(gradient, None if rows is None else chosen)
+                for i, row in enumerate(chosen):
+                    counts[row] += 1
+                    optimizer.at(step).update(
+                        expected[row],
+                        gradient[i].copy(),
+                        {slot: array[row] for slot, array in state.items()},
+                        counts[row],
+                        np.empty(SHAPE[1], np.float32),
+                    )
+        assert same_bits(await table.pull(), expected)
 
 
 async def test_linear_regression_is_theta_minus_lr_times_gradient() -> None:
