@@ -29,14 +29,15 @@ META_BYTES_MAX: Final = 36 * KiB
 STAGING_BYTES: Final = 64 * KiB
 """Where small frames arrive: holds the largest metadata with its prefix, and one large read."""
 
-SEGMENT_BYTES: Final = 1 * MiB
+SEGMENT_BYTES: Final = 512 * KiB
 """Size of the pieces of a large request: long enough to hide per-frame costs (8 us against
-0.3 ms on the wire), short enough that stock asyncio is not quadratic and control frames pass."""
+0.15 ms on the wire), short enough to stay in the cache between one step and the next, and that
+stock asyncio is not quadratic and control frames pass."""
 
 SEGMENT_ELEMENTS: Final = SEGMENT_BYTES // 4
 
 PAYLOAD_BYTES_MAX: Final = 4 * MiB
-"""Largest payload a data frame may declare: four segments, so that a codec whose output is
+"""Largest payload a data frame may declare: eight segments, so that a codec whose output is
 longer than its input, or a peer with larger segments, still fits."""
 
 KEYS_PER_FRAME_MAX: Final = PAYLOAD_BYTES_MAX // 4
@@ -63,7 +64,7 @@ WINDOW_MUTATIONS: Final = 64
 
 WINDOW_BYTES: Final = 8 * MiB
 """Bytes of pushes in flight on a connection without an answer: the bandwidth-delay product of
-1 Gbit/s at 64 ms, and two to eight segments in motion on a faster link."""
+1 Gbit/s at 64 ms, and up to sixteen segments in motion on a faster link."""
 
 PULL_WINDOW_BYTES: Final = 8 * MiB
 """Bytes of pulls asked for and not yet received on a connection: bounds what a server can have

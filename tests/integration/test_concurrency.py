@@ -44,13 +44,13 @@ async def test_a_worker_that_reads_late_is_not_cut_off() -> None:
         link = worker.customer._servers[0].link
         assert link is not None
         stall(link.stream)
-        calls = [asyncio.ensure_future(table.pull()) for _ in range(16)]
+        calls = [asyncio.ensure_future(table.pull()) for _ in range(32)]
         calls += [
-            asyncio.ensure_future(table.push_pull(np.zeros(size, np.float32))) for _ in range(8)
+            asyncio.ensure_future(table.push_pull(np.zeros(size, np.float32))) for _ in range(16)
         ]
         channel = worker.customer._servers[0].channel
         await until(lambda: channel._pull_bytes == 16 * 1024 * 1024)
-        await until(lambda: requests_of(cluster.servers[0]) >= 16 + 8)
+        await until(lambda: requests_of(cluster.servers[0]) >= 32 + 16)
         await turns(50)
         resume(link.stream)
         results = await together(calls)
