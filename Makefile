@@ -66,7 +66,8 @@ docs: $(VENV)/.dev  ## write the reference pages from the code
 	@$(BIN)/python docs/reference/generate.py
 
 fuzz: export AIOPS_FUZZ_FRAMES ?= 1000000
-fuzz: $(VENV)/.dev  ## the protocol against AIOPS_FUZZ_FRAMES mutated frames (a million)
+fuzz: export AIOPS_FUZZ_PAYLOADS ?= 1000000
+fuzz: $(VENV)/.dev  ## the protocol against a million mutated frames, and payloads for each codec
 	@$(BIN)/python -m pytest tests/protocol -k fuzz
 
 sim: export AIOPS_SEEDS ?= 1000

@@ -27,6 +27,7 @@ HANDLES = {"Worker", "Table", "LocalCopy"}
 MODULES = {
     "aiops": "The asyncio API.",
     "aiops.optim": "What servers do with a push.",
+    "aiops.compression": "Gradients and values in fewer bytes.",
     "aiops.init": "Initial values that each server can compute for its own range.",
     "aiops.errors": "Every error that aiops raises. All derive from `AiopsError`.",
     "aiops.blocking": "The same [without asyncio](../how-to/without-asyncio.md).",
@@ -37,7 +38,12 @@ MODULES = {
     "[whether that was right](../how-to/verify-a-run.md).",
 }
 # What every subclass has is listed once, with the general class.
-GENERAL = (aiops.optim.Optimizer, aiops.init.Initializer, aiops.trainers.Model)
+GENERAL = (
+    aiops.optim.Optimizer,
+    aiops.compression.Codec,
+    aiops.init.Initializer,
+    aiops.trainers.Model,
+)
 TWINS = {"aiops.blocking"}  # the methods are those of the twin and are not listed again
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
+from aiops_protocol.carrying import check_codec, check_own_codec
 from aiops_protocol.control import ControlMessage
 from aiops_protocol.errors import (
     BadMagic,
@@ -35,7 +36,6 @@ from aiops_protocol.frames import (
     OPTIONAL_FLAGS,
     Ack,
     Assign,
-    Codec,
     Control,
     Frame,
     Goodbye,
@@ -220,9 +220,9 @@ def _decode_request(cls: type[Request], prefix: Prefix, meta: Buffer, payload: B
     )
     if count > RANGES_PER_FRAME_MAX:
         raise MalformedFrame(f"{count} ranges or keys, at most {RANGES_PER_FRAME_MAX} in a frame")
-    if codec != Codec.RAW:
-        raise MalformedFrame(f"codec {codec} is not known to this version")
-    if prefix.payload_bytes & 3:
+    if codec:  # RAW is 0
+        check_codec(codec, flags, cls)
+    elif prefix.payload_bytes & 3:
         raise MalformedFrame(f"{prefix.payload_bytes} bytes of payload are not whole float32")
     if cls is Pull and prefix.payload_bytes != (8 * count if flags & KEY_LIST else 0):
         raise MalformedFrame(f"{prefix.payload_bytes} bytes of payload in a Pull of {count} keys")
@@ -319,9 +319,9 @@ def _decode_reply(cls: type[Reply], prefix: Prefix, meta: Buffer, payload: Buffe
     if prefix.meta_bytes - words != _REPLY_BYTES:
         raise MalformedFrame(f"{prefix.meta_bytes} bytes of metadata in a {cls.__name__}")
     (request_id, seq, version, epoch, table, session, codec, status, count) = _unpack_reply(meta)
-    if codec != Codec.RAW:
-        raise MalformedFrame(f"codec {codec} is not known to this version")
-    if prefix.payload_bytes & 3 and cls is not Reject:
+    if codec:
+        check_codec(codec, 0, cls)
+    elif prefix.payload_bytes & 3 and cls is not Reject:
         raise MalformedFrame(f"{prefix.payload_bytes} bytes of payload in a {cls.__name__}")
     return cls(  # type: ignore[return-value]  # the four subclasses of Reply are all Frames
         request_id=request_id,
@@ -434,8 +434,8 @@ def _encode_request(frame: Request) -> tuple[bytes, Buffer]:
         count = 0
         if begin or end or frame.keys:
             raise LocalProtocolError(f"{frame}: no range of 1 to {KEYS_PER_FRAME_MAX} keys")
-    if frame.codec:  # RAW is 0
-        raise LocalProtocolError(f"{frame}: codec {frame.codec} is not known to this version")
+    if frame.codec:
+        check_own_codec(frame)
     fixed = _pack_request(
         frame.request_id,
         frame.seq,
@@ -458,8 +458,10 @@ def _encode_request(frame: Request) -> tuple[bytes, Buffer]:
 
 
 def _encode_reply(frame: Reply) -> bytes:
-    if frame.codec or frame.flags:
-        raise LocalProtocolError(f"{frame}: codec {frame.codec} or flags {frame.flags:#x}")
+    if frame.flags:
+        raise LocalProtocolError(f"{frame}: flags {frame.flags:#x}")
+    if frame.codec:
+        check_own_codec(frame)
     return _pack_reply(
         frame.request_id,
         frame.seq,

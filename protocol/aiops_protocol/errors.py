@@ -75,6 +75,7 @@ class ErrorCode(IntEnum):
     INVALID_SETTING = 44
     NOT_A_MEMBER = 45
     TIMED_OUT = 46
+    MALFORMED_PAYLOAD = 47
     INTERNAL = 63
 
 

@@ -72,7 +72,7 @@ class Flag(IntFlag):
     KEY_SIGNATURE = 1 << 1
     """Reserved: the keys are those of a list that the receiver has cached."""
     CODEC_PARAMETERS = 1 << 2
-    """Eight bytes for the codec: decoded length and a parameter."""
+    """Eight bytes for the codec: how many values the payload means, and a parameter."""
     INITIAL = 1 << 3
     """An ASSIGN that gives a new table its initial values."""
     CONTRIBUTED = 1 << 4
@@ -95,6 +95,17 @@ class Codec(IntEnum):
     """How the float32 payload is represented. Later codecs take further numbers."""
 
     RAW = 0
+    LZ4 = 1
+    FLOAT16 = 2
+    BFLOAT16 = 3
+    FLOAT8 = 4
+    LEVELS = 5
+    SIGNS = 6
+    SPARSE = 7
+    SPARSE_SIGNS = 8
+    SEEDED = 9
+    LOW_RANK = 10
+    DELTAS = 11
 
 
 class AckLevel(IntEnum):
