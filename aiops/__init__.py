@@ -2,8 +2,8 @@
 
 Start with `connect` (be a worker), `LocalCluster` (a whole cluster in this process), or
 `Scheduler` and `Server` (embed the roles). `aiops.optim` has what servers do with a push,
-`aiops.compression` how it travels in fewer bytes, `aiops.init` the initial values, `aiops.errors` every error, `aiops.blocking` all of it for
-code without asyncio.
+`aiops.compression` how it travels in fewer bytes, `aiops.init` the initial values,
+`aiops.errors` every error, `aiops.blocking` all of it for code without asyncio.
 """
 
 from __future__ import annotations
