@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from aiops import blocking, compression, errors, init, optim
 from aiops.connecting import connect
-from aiops.consistency import ASP, BSP
+from aiops.consistency import ASP, BSP, SSP
 from aiops.local_cluster import LocalCluster
 from aiops.local_copy import LocalCopy
 from aiops.runtime.observer import fetch_status
@@ -23,6 +23,7 @@ from aiops.worker import Worker
 __all__ = [
     "ASP",
     "BSP",
+    "SSP",
     "LocalCluster",
     "LocalCopy",
     "PushResult",

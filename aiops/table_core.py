@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from aiops.layout import Choice, Layout
+from aiops.roles.rules import CLOCKED, ROUNDS
 from aiops.table_reads import Reads
 from aiops.table_rounds import Place
 from aiops.table_writes import Writes
@@ -34,6 +35,8 @@ class TableCore:
         For messages: `table w`.
     has_rounds
         Whether its version rises by rounds (BSP).
+    is_clocked
+        Whether others wait for this worker's clock there (BSP, SSP).
     outboxes
         One for each shard: its mutations are numbered there.
     """
@@ -47,10 +50,11 @@ class TableCore:
         self.title = f"table {spec.name}"
         self.shape = tuple(spec.shape)
         self.layout = Layout(spec.name, self.shape, opened.parts)
-        self.has_rounds = spec.consistency == "bsp"
+        self.has_rounds = spec.consistency in ROUNDS
+        self.is_clocked = spec.consistency in CLOCKED
         self.allow_nonfinite = spec.allow_nonfinite
         self.outboxes = [Outbox() for _ in opened.parts]
-        takes_part = self.has_rounds and not worker.finished
+        takes_part = self.is_clocked and not worker.finished
         self.place = Place(self, opened.from_version, takes_part=takes_part)
         self.reads = Reads(self)
         self.writes = Writes(self)

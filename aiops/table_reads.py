@@ -70,8 +70,11 @@ class Reads:
         timeout_s: float | None,
         verb: str,
         choice: Choice,
+        base: dict[int, int] | None = None,
     ) -> dict[int, int]:
         """Pull pieces of at least the wanted version (of each shard); return those that came.
+
+        With `base`, a shard answers when it is newer than that.
 
         With rounds, all pieces of a shard are of the version returned. Cancelling is harmless;
         the memory is not written any more.
@@ -83,9 +86,11 @@ class Reads:
             for shard, begin, end, ranges, start, stop in pieces:
                 clock = wanted if isinstance(wanted, int) else wanted[shard]
                 into = memory[4 * start : 4 * stop]
-                Part(  # in the order of its fields: names would cost as much as the object
+                part = Part(  # in the order of its fields: names would cost as much as the object
                     operation, Pull, table.table_id, shard, clock, begin, end, ranges, 0, b"", into
                 )  # fmt: skip
+                if base is not None:
+                    part.base = base[shard]
             try:
                 await table.customer.start(operation, table.layout.servers)
             except asyncio.CancelledError:
@@ -119,9 +124,10 @@ class Reads:
         In rounds they are of an exact version. Otherwise they must not lack what this worker has
         pushed since: a pull sees what was acknowledged before it.
         """
-        if self._table.has_rounds:
-            return ahead.wanted == self._table.place.wanted
-        return ahead.acknowledged == self._table.writes.acknowledged
+        table = self._table
+        if ahead.wanted != table.place.wanted:
+            return False
+        return table.has_rounds or ahead.acknowledged == table.writes.acknowledged
 
     async def whole(
         self, out: Float32Array | None, timeout_s: float | None

@@ -81,7 +81,7 @@ class Updates(AsyncIterator[tuple[int, Float32Array]]):
     async def _next_change(self) -> tuple[int, Float32Array]:
         shards = list(self._pieces)
         if self._seen is None:
-            self._versions = await self._ask(shards, self._values, dict.fromkeys(shards, 0))
+            self._versions = await self._ask(shards, self._values)
         else:
             await self._take_changes(await self._any_change(shards))
         return sum(self._versions.values()), self._values.copy()
@@ -90,12 +90,11 @@ class Updates(AsyncIterator[tuple[int, Float32Array]]):
         """Wait until any shard is newer than known; return those that are."""
         large = set(self._large())
         incoming = np.empty_like(self._values)
-        wanted = {shard: version + 1 for shard, version in self._versions.items()}
         tasks = {
             asyncio.ensure_future(
-                self._announce(shard, wanted[shard])
+                self._announce(shard, base=self._versions)
                 if shard in large
-                else self._ask([shard], incoming, wanted)
+                else self._ask([shard], incoming, base=self._versions)
             ): shard
             for shard in shards
         }
@@ -121,7 +120,7 @@ class Updates(AsyncIterator[tuple[int, Float32Array]]):
 
     async def _take_changes(self, shards: list[int]) -> None:
         if shards:
-            self._versions |= await self._ask(shards, self._values, dict.fromkeys(shards, 0))
+            self._versions |= await self._ask(shards, self._values)
 
     # --- asking ---
 
@@ -132,21 +131,31 @@ class Updates(AsyncIterator[tuple[int, Float32Array]]):
             if pieces[-1].stop - pieces[0].start > WHOLE_ELEMENTS_MAX
         ]
 
-    async def _announce(self, shard: int, wanted: int) -> dict[int, int]:
-        """Wait until a shard has this version, by asking for its first element."""
+    async def _announce(
+        self, shard: int, wanted: int = 0, base: dict[int, int] | None = None
+    ) -> dict[int, int]:
+        """Wait until a shard has this version, or a newer one, by asking for its first element."""
         begin = self._pieces[shard][0].begin
         element = Piece(shard, begin, begin + 1, b"", 0, 1)
-        return await self._wait([element], np.empty(1, np.float32), {shard: wanted})
+        return await self._wait([element], np.empty(1, np.float32), {shard: wanted}, base)
 
     async def _ask(
-        self, shards: list[int], values: Float32Array, wanted: dict[int, int]
+        self,
+        shards: list[int],
+        values: Float32Array,
+        wanted: dict[int, int] | int = 0,
+        base: dict[int, int] | None = None,
     ) -> dict[int, int]:
-        """Pull whole shards of at least these versions."""
+        """Pull whole shards of at least these versions; of newer ones than in `base`."""
         pieces = [piece for shard in shards for piece in self._pieces[shard]]
-        return await self._wait(pieces, values, wanted)
+        return await self._wait(pieces, values, wanted, base)
 
     async def _wait(
-        self, pieces: list[Piece], values: Float32Array, wanted: dict[int, int]
+        self,
+        pieces: list[Piece],
+        values: Float32Array,
+        wanted: dict[int, int] | int,
+        base: dict[int, int] | None,
     ) -> dict[int, int]:
         """Pull pieces; wait as long as it takes."""
         core = self._core
@@ -154,7 +163,7 @@ class Updates(AsyncIterator[tuple[int, Float32Array]]):
             core.worker.check()
             try:
                 return await core.reads.ask(
-                    pieces, as_bytes(values), wanted, None, "updates", self._choice
+                    pieces, as_bytes(values), wanted, None, "updates", self._choice, base
                 )
             except RequestTimeout:
                 # Nothing new for a long time is no error of a subscription.

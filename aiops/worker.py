@@ -162,7 +162,7 @@ class Worker:
         optimizer
             What a push does; `SGD(lr=0.01)` if not given.
         consistency
-            `BSP()` (if not given) or `ASP()`.
+            `BSP()` (if not given), `SSP(staleness=3)` or `ASP()`.
         allow_nonfinite
             Let NaN and infinity pass.
 

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from aiops.checks import check_array, check_count
-from aiops.consistency import ASP, BSP, Consistency
+from aiops.consistency import Consistency
 from aiops.errors import ConfigError, RequestTimeout, UsageError
 from aiops.init import Constant, Initializer
 from aiops.optim import Optimizer
@@ -123,8 +123,10 @@ def table_spec(
         raise ConfigError(
             f"{what}: optimizer is {optimizer!r}; pass an object of aiops.optim such as SGD(lr=0.1)"
         )
-    if not isinstance(consistency, BSP | ASP):
-        raise ConfigError(f"{what}: consistency is {consistency!r}; pass BSP() or ASP()")
+    if not isinstance(consistency, Consistency):
+        raise ConfigError(
+            f"{what}: consistency is {consistency!r}; pass BSP(), SSP(staleness=3) or ASP()"
+        )
     values: Float32Array | None = None
     kind: str
     settings: dict[str, float | int | bool | str | None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
@@ -63,8 +64,10 @@ def refuse(peer: int, request: Request, code: ErrorCode, text: str = "", epoch: 
     )
 
 
-def notice(peer: int, request: Request, version: int, epoch: int, ranks: list[int]) -> Send:
-    """Tell that a request waits by rule, and for which workers."""
+def notice(
+    peer: int, request: Request, version: int, epoch: int, behind: Mapping[int, int]
+) -> Send:
+    """Tell that a request waits by rule, for which workers, and how many clocks each is behind."""
     return Send(
         peer,
         Parked(
@@ -74,8 +77,8 @@ def notice(peer: int, request: Request, version: int, epoch: int, ranks: list[in
             epoch=epoch,
             table=request.table,
             session=request.session,
-            count=len(ranks),
-            payload=np.asarray(ranks, "<u4").tobytes(),
+            count=len(behind),
+            payload=np.asarray([*behind, *behind.values()], "<u4").tobytes(),
         ),
     )
 

@@ -12,6 +12,7 @@ from math import prod
 
 from aiops.roles.actions import Action, Tell
 from aiops.roles.rounds import NOTHING_SEALED
+from aiops.roles.rules import CLOCKED
 from aiops.roles.table_entry import (
     Applicant,
     Hold,
@@ -100,7 +101,7 @@ class Catalogue:
                 for index, part in partition.parts
             ],
             state=TableState.OPENING,
-            members=dict.fromkeys(workers.items() if spec.consistency == "bsp" else (), 0),
+            members=dict.fromkeys(workers.items() if spec.consistency in CLOCKED else (), 0),
             opened={},
             unready={ranks[index]: None for index, _ in partition.parts},
             waiters=[waiter],
@@ -170,7 +171,7 @@ class Catalogue:
     ) -> list[Action]:
         applicant = waiter.applicant
         known = entry.members.get(waiter.who)
-        if known is not None or not applicant.takes_part or entry.spec.consistency != "bsp":
+        if known is not None or not applicant.takes_part or entry.spec.consistency not in CLOCKED:
             return [entry.tell_opened(waiter, known or 0, initialise=initialise)]
         hold = entry.holds.get(applicant.rank)
         if hold is not None:  # asked twice; one answer serves both

@@ -5,6 +5,7 @@ the same `Shard`.
 
     AspRule    a push takes effect at once; a pull never waits
     BspRule    pushes of a round take effect together when all who take part have sealed it
+    SspRule    a push takes effect at once, but nobody runs far ahead (`bounded.py`)
 
 A rule answers a mutation with an `ErrorCode`, or with `PARK`: not yet, keep it and try again
 when the version has risen. Exactly-once, parking and answers are `served_table.py`.
@@ -25,7 +26,7 @@ from aiops.shard import Selection, Shard
 from aiops_protocol.errors import ErrorCode
 from aiops_protocol.payload import Float32Array
 
-__all__ = ["PARK", "AspRule", "BspRule", "Outcome", "Park", "Rule"]
+__all__ = ["OK", "PARK", "AspRule", "BspRule", "Outcome", "Park", "Rule"]
 
 
 class Park(Enum):
@@ -72,17 +73,29 @@ class Rule(ABC):
     def readable(self, version: int) -> bool:
         """Whether a pull that wants at least `version` can be answered now."""
 
+    @property
+    def progress(self) -> int:
+        """How far the table is; for status."""
+        return self.version
+
     def missing(self) -> list[int]:
-        """Ranks that whoever waits is waiting for."""
+        """Ranks that whoever waits is waiting for; for status."""
         return []
+
+    def behind(self, version: int) -> dict[int, int]:
+        """Return the ranks that keep a request waiting, and by how many clocks each is behind it.
+
+        `version` is what `readable` was asked for.
+        """
+        return {}
 
     @property
     def closable(self) -> bool:
-        """Whether a round can be closed now."""
+        """Whether something can be closed now that requests may be waiting for."""
         return False
 
-    def close(self) -> list[int]:
-        """Close a round, if `closable`; return its contributors."""
+    def close(self) -> list[int] | None:
+        """Close it, if `closable`; return the contributors if it was a round."""
         raise AssertionError(f"{type(self).__name__} has no rounds")
 
     def hold(self, rank: int) -> tuple[int, bool]:
@@ -126,8 +139,8 @@ class AspRule(Rule):
         return OK
 
     def readable(self, version: int) -> bool:
-        """Let a subscriber wait for the next mutation; everybody else asks for version 0."""
-        return version <= self.version
+        """Nobody waits for anybody."""
+        return True
 
 
 class BspRule(Rule):
@@ -232,6 +245,11 @@ class BspRule(Rule):
     def missing(self) -> list[int]:
         """Ranks whose seal the open round lacks."""
         return self.rounds.missing
+
+    def behind(self, version: int) -> dict[int, int]:
+        """Return who has not sealed the open round, and by how many clocks each is behind."""
+        rounds = self.rounds
+        return {rank: max(version - rounds.sealed(rank), 0) for rank in rounds.missing}
 
     @property
     def closable(self) -> bool:

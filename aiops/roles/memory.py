@@ -43,12 +43,15 @@ class Budget:
 
 
 def shard_bytes(
-    elements: int, optimizer: Optimizer, workers: int, *, rounds: bool
+    elements: int, optimizer: Optimizer, contributions: int, *, rounds: bool
 ) -> Mapping[str, int]:
-    """Return what a shard needs, by part. With rounds, every worker's contribution has a place."""
+    """Return what a shard needs, by part; so many `contributions` have a place of their own.
+
+    Without rounds elements are stepped one by one, and each may have a count of its own.
+    """
     return {
         "values": 4 * elements,
         "optimizer state": 4 * elements * len(optimizer.slots),
         "step counts": 4 * elements if optimizer.uses_step and not rounds else 0,
-        "contributions": CONTRIBUTION_BYTES * elements * workers if rounds else 0,
+        "contributions": CONTRIBUTION_BYTES * elements * contributions,
     }

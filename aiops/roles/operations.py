@@ -36,7 +36,7 @@ class Operation(msgspec.Struct, eq=False):
     called_at
         The shell's own, finer clock at the call, for the latency.
     waiting_for
-        Worker ranks that the last PARKED named.
+        Worker ranks that the last PARKED named, and how many clocks each is behind.
     versions
         By shard, of the last answer.
     torn
@@ -55,7 +55,7 @@ class Operation(msgspec.Struct, eq=False):
     parts_left: int = 0
     versions: dict[int, int] = {}
     torn: dict[int, None] = {}
-    waiting_for: list[int] = []
+    waiting_for: dict[int, int] = {}
     error: AiopsError | None = None
     done: bool = False
     token: Any = None
@@ -71,15 +71,22 @@ class Operation(msgspec.Struct, eq=False):
         """Whether the deadline is the user's."""
         return self.limit_s is not None
 
-    def parked(self, now: float, ranks: list[int]) -> None:
+    def parked(self, now: float, behind: dict[int, int]) -> None:
         """Note that a server lets the call wait by rule, for these worker ranks."""
-        self.waiting_for = ranks
+        self.waiting_for = behind
         if self.limit_s is None:
             self.deadline = min(now + self.quiet_s, self.started_at + WAIT_TIMEOUT_S)
 
 
 class Part(msgspec.Struct, eq=False):
-    """One frame of an operation: what it asks, and where its answer goes."""
+    """One frame of an operation: what it asks, and where its answer goes.
+
+    Attributes
+    ----------
+    base
+        Of a mutation the version that it was computed on, of a pull the one that is known
+        already; -1 for none.
+    """
 
     operation: Operation
     kind: type[Request]
@@ -101,6 +108,7 @@ class Part(msgspec.Struct, eq=False):
     resent: bool = False
     settled: bool = False
     header: bytes = NO_BYTES
+    base: int = -1
 
     def __post_init__(self) -> None:
         """Become a part of the operation."""

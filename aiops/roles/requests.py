@@ -9,6 +9,7 @@ same. The `Customer` in `aiops.runtime` moves it; nothing here waits, sends or r
 from __future__ import annotations
 
 from collections import deque
+from itertools import zip_longest
 from typing import Final, TypeVar
 
 import numpy as np
@@ -18,7 +19,7 @@ from aiops.roles.operations import NO_BYTES, Operation, Part
 from aiops_protocol.codec import encode
 from aiops_protocol.delivery import Outbox
 from aiops_protocol.errors import ErrorCode
-from aiops_protocol.frames import AckLevel, Kind, Parked, Reject, Reply, Value
+from aiops_protocol.frames import AckLevel, Flag, Kind, Parked, Reject, Reply, Value
 from aiops_protocol.limits import PULL_WINDOW_BYTES, WINDOW_BYTES
 
 __all__ = ["ANSWERS_BYTES_MAX", "Channel", "Operation", "Part"]
@@ -35,6 +36,8 @@ ANSWERS_BYTES_MAX: Final = FIRST_PARTS * (PULL_WINDOW_BYTES + WINDOW_BYTES)
 
 _READING: Final = frozenset({Kind.PULL, Kind.PUSH_PULL})
 """Requests that a VALUE answers; an ACK answers the others."""
+
+_BASE_VERSION: Final = int(Flag.BASE_VERSION)
 
 T = TypeVar("T")
 
@@ -177,6 +180,9 @@ class Channel:
         part.request_id = self._next_id
         self._next_id += 1
         part.sent_at = now
+        flags = part.flags
+        if part.base >= 0:
+            flags |= _BASE_VERSION
         request = part.kind(
             request_id=part.request_id,
             seq=part.seq,
@@ -189,7 +195,8 @@ class Channel:
             begin=part.begin,
             end=part.end,
             ranges=part.ranges,
-            flags=part.flags,
+            flags=flags,
+            base_version=part.base if part.base > 0 else 0,
             payload=part.payload,
         )
         part.header, part.payload = encode(request)  # type: ignore[arg-type]  # a Frame
@@ -212,12 +219,12 @@ class Channel:
         if now >= self._put_off_at and (self._mutations or self._pulls):
             self._put_off(now)
         if isinstance(reply, Parked):
-            operation.parked(now, np.frombuffer(reply.payload, "<u4").tolist())
+            operation.parked(now, _behind(reply))
             return None
         if operation.limit_s is None:
             operation.deadline = now + operation.quiet_s
         if operation.waiting_for:
-            operation.waiting_for = []
+            operation.waiting_for = {}
         if isinstance(reply, Reject):
             text = bytes(reply.payload).decode("utf-8", "replace")
             operation.error = rejection(
@@ -313,3 +320,10 @@ class Channel:
         assert sum(self._pulling.values()) == len(pulls)
         assert all(self._mutations.values())
         assert all(self._pulls.values())
+
+
+def _behind(notice: Parked) -> dict[int, int]:
+    """Return the ranks that a PARKED names, and how many clocks each is behind (0: not told)."""
+    words = np.frombuffer(notice.payload, "<u4").tolist()
+    ranks, clocks = words[: notice.count], words[notice.count :]
+    return dict(zip_longest(ranks, clocks[: len(ranks)], fillvalue=0))

@@ -34,6 +34,7 @@ PULLS_WAITING_MAX: Final = 4096
 _INITIAL: Final = int(Flag.INITIAL)
 _CONTRIBUTED: Final = int(Flag.CONTRIBUTED)
 _FINAL: Final = int(Flag.FINAL)
+_BASE_VERSION: Final = int(Flag.BASE_VERSION)
 _HIGHEST_LEVEL: Final = int(AckLevel.APPLIED)
 
 OK: Final = ErrorCode.OK
@@ -119,7 +120,7 @@ class ServedTable:
             text = f"at most {PAYLOAD_BYTES_MAX} bytes of values travel in one answer"
             return [self._refuse(peer, request, ErrorCode.SIZE_MISMATCH, text)]
         rule = self.rule
-        if rule.readable(request.clock):
+        if self._readable(request):
             return [value(peer, request, rule.version, self.epoch, rule.shard.read(where))]
         caller = self._callers[peer]
         if caller.pulls_waiting >= PULLS_WAITING_MAX:
@@ -128,6 +129,12 @@ class ServedTable:
         caller.pulls_waiting += 1
         self.pulls.append(Waiting(peer, request, now))
         return []
+
+    def _readable(self, request: Request) -> bool:
+        """Whether a pull can be answered now: by the rule, and with something new if it says so."""
+        if request.flags & _BASE_VERSION and self.rule.version <= request.base_version:
+            return False
+        return self.rule.readable(request.clock)
 
     def _value(self, peer: int, request: Request, *, lasting: bool = False) -> Send:
         where = select(request.begin, request.end, request.ranges, self.begin)
@@ -258,9 +265,13 @@ class ServedTable:
                 self.ended = Ended(False, f"the optimizer of table {self.name} failed: {error!r}")
                 note = Note("optimizer_failed", {"table": self.name}, "error")
                 return [*actions, note, self.ended]
-            actions.append(RoundClosed(self.table_id, self.rule.version, len(pushed)))
+            if pushed is not None:
+                actions.append(RoundClosed(self.table_id, self.rule.version, len(pushed)))
             actions += self._awaken()
-            actions += self._unpark()
+            applied = self._unpark()
+            actions += applied
+            if applied and self.pulls:  # a subscriber may wait for just these
+                actions += self._awaken()
         return actions
 
     def _awaken(self) -> list[Send]:
@@ -270,7 +281,7 @@ class ServedTable:
         # Values are lent until they are sent, and a further round may close before that.
         lasting = bool(self.parked) or self.rule.closable
         for waiting in self.pulls:
-            if not self.rule.readable(waiting.request.clock):
+            if not self._readable(waiting.request):
                 still.append(waiting)
                 continue
             self._callers[waiting.peer].pulls_waiting -= 1
@@ -297,14 +308,14 @@ class ServedTable:
 
     def notices(self, now: float) -> Iterator[Send]:
         """Tell everyone who waits for whom, about once a second."""
-        ranks: list[int] | None = None
         for waiting in (*self.pulls, *self.parked):
             if now - waiting.noticed_at < NOTICE_S:
                 continue
             waiting.noticed_at = now
             if waiting.peer in self._callers:
-                ranks = self.rule.missing() if ranks is None else ranks
-                yield notice(waiting.peer, waiting.request, self.rule.version, self.epoch, ranks)
+                request = waiting.request
+                behind = self.rule.behind(request.clock)
+                yield notice(waiting.peer, request, self.rule.version, self.epoch, behind)
 
     # --- workers that come and go ---
 

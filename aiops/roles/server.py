@@ -17,9 +17,9 @@ from aiops.init import initializer_from
 from aiops.optim import optimizer_from
 from aiops.roles.actions import Action, Drop, Ended, Note, Tell
 from aiops.roles.answers import refuse
-from aiops.roles.consistency import AspRule, BspRule, Rule
 from aiops.roles.memory import Budget, shard_bytes
 from aiops.roles.rounds import NOTHING_SEALED, Mark
+from aiops.roles.rules import ROUNDS, check_consistency, places, rule_for
 from aiops.roles.served_table import Caller, ServedTable
 from aiops.shard import Shard
 from aiops_protocol.control import (
@@ -36,7 +36,6 @@ from aiops_protocol.control import (
     ShardReady,
     Shutdown,
     StopAt,
-    TableSpec,
 )
 from aiops_protocol.errors import ErrorCode
 from aiops_protocol.frames import Flag, Pull, Request, Seal
@@ -226,12 +225,12 @@ class ServerCore:
             optimizer = optimizer_from(spec.optimizer, spec.optimizer_settings)
             given = spec.init_kind == "values"
             initializer = None if given else initializer_from(spec.init_kind, spec.init)
-            _check_consistency(spec)
+            check_consistency(spec)
         except ConfigError as error:
             return [_not_ready(order.table, ErrorCode.INVALID_SETTING, str(error))]
         elements = order.end - order.begin
-        bsp = spec.consistency == "bsp"
-        parts = shard_bytes(elements, optimizer, len(order.workers), rounds=bsp)
+        contributions, rounds = places(spec, len(order.workers)), spec.consistency in ROUNDS
+        parts = shard_bytes(elements, optimizer, contributions, rounds=rounds)
         needed = sum(parts.values())
         if not self._budget.take(needed):
             text = (
@@ -247,12 +246,7 @@ class ServerCore:
             else initializer.fill(order.begin, order.end)
         )
         shard = Shard(order.begin, order.end, optimizer, values)
-        rule: Rule
-        if bsp:
-            mean = spec.consistency_settings.get("reduce") == "mean"
-            rule = BspRule(shard, mean, list(order.workers), self._budget)
-        else:
-            rule = AspRule(shard)
+        rule = rule_for(spec, shard, list(order.workers), self._budget)
         self._reserved[order.table] = needed
         self.tables[order.table] = ServedTable(
             order.table, spec, rule, self._callers, initialised=not given, epoch=self.epoch
@@ -299,9 +293,10 @@ class ServerCore:
         return actions
 
     def rounds(self) -> dict[str, tuple[int, list[int]]]:
-        """Per table: version, and the ranks that its open round waits for; for status."""
+        """Per table: version, and the ranks that are waited for; for status."""
         return {
-            table.name: (table.rule.version, table.rule.missing()) for table in self.tables.values()
+            table.name: (table.rule.progress, table.rule.missing())
+            for table in self.tables.values()
         }
 
     def validate(self) -> None:
@@ -323,16 +318,9 @@ def _names_no_keys(table: ServedTable, request: Request) -> bool:
     )
 
 
-def _check_consistency(spec: TableSpec) -> None:
-    """Refuse a rule that a later version may know: to take it for another would be worse."""
-    reduce = spec.consistency_settings.get("reduce")
-    if spec.consistency == "bsp" and reduce in ("mean", "sum"):
-        return
-    if spec.consistency != "asp":
-        raise ConfigError(
-            f"table {spec.name}: consistency {spec.consistency} with {spec.consistency_settings} "
-            'is not known here; there is "bsp" with reduce "mean" or "sum", and "asp"'
-        )
+def _drop(peer: int, rank: int) -> Drop:
+    text = f"worker {rank} was declared lost or has been started again"
+    return Drop(peer, ErrorCode.STALE_INCARNATION, text)
 
 
 def _not_ready(table: int, code: ErrorCode, text: str) -> Tell:

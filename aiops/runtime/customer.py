@@ -221,7 +221,8 @@ class Customer:
                     "waiting",
                     operation=f"{operation.verb} {operation.subject}",
                     elapsed_s=round(now - operation.started_at, 1),
-                    workers=operation.waiting_for,
+                    workers=list(operation.waiting_for),
+                    clocks_behind=list(operation.waiting_for.values()),
                 )
 
     def unreachable(self, server: DataConnection) -> None:
@@ -274,11 +275,10 @@ class Customer:
         silent = sorted({part.server for part in operation.parts if not part.settled})
         first = next(part for part in operation.parts if not part.settled)
         servers = ", ".join(str(self._servers[rank]) for rank in silent)
-        waiting = (
-            f"; it waits by rule for worker {', '.join(map(str, operation.waiting_for))}"
-            if operation.waiting_for
-            else ""
-        )
+        waiting = ""
+        if operation.waiting_for:
+            slow = (f"{rank} ({n} clocks behind)" for rank, n in operation.waiting_for.items())
+            waiting = f"; it waits by rule for worker {', '.join(slow)}"
         troubles = [self._servers[rank].trouble for rank in silent]
         trouble = "".join(f"; not connected: {text}" for text in troubles if text)
         return RequestTimeout(

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from aiops.consistency import consistency_from
 from aiops.errors import ConfigError
 from aiops.optim import Optimizer, optimizer_from
 from aiops.optim.settings import number, whole
@@ -21,7 +22,6 @@ STEPS_MAX: Final = 2**31 - 1  # a year of steps at 70 a second
 BATCH_MAX: Final = 2**20
 HIDDEN_MAX: Final = 16_384  # units of a layer: two such layers are already 1 GiB of weights
 LAYERS_MAX: Final = 16
-CONSISTENCIES: Final = ("bsp", "asp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,8 @@ class TrainConfig:
     seed
         Decides the start and the order of the rows.
     consistency
-        `bsp`: all workers step together. `asp`: nobody waits.
+        `bsp`: all workers step together. `asp`: nobody waits. `ssp:3`: nobody is more than three
+        steps ahead of the slowest.
     hidden
         Units in each hidden layer; only for the model `mlp`.
     target_loss
@@ -99,8 +100,10 @@ class TrainConfig:
         """Fill in the defaults of the model and check everything."""
         if self.model not in MODELS:
             raise _refused("model", self.model, f"one of {', '.join(MODELS)}")
-        if self.consistency not in CONSISTENCIES:
-            raise _refused("consistency", self.consistency, f"one of {', '.join(CONSISTENCIES)}")
+        try:
+            consistency_from(self.consistency)
+        except ConfigError as error:
+            raise ConfigError(f"train: {error}") from None
         defaults = MODELS[self.model]
         if self.steps is not None and self.epochs is not None:
             raise ConfigError(

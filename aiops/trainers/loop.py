@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from aiops.consistency import ASP, BSP
+from aiops.consistency import consistency_from
 from aiops.errors import TrainingDiverged
 from aiops.trainers.batches import Batches
 from aiops.trainers.config import TrainConfig
@@ -174,7 +174,7 @@ class _Run:
             shape=(model.size,),
             init=initial,
             optimizer=config.make_optimizer(),
-            consistency=BSP() if config.consistency == "bsp" else ASP(),
+            consistency=consistency_from(config.consistency),
         )
         return cls(
             worker=worker,

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 import aiops
-from aiops.trainers.config import CONSISTENCIES, MODELS, OPTIMIZERS, TrainConfig
+from aiops.trainers.config import MODELS, OPTIMIZERS, TrainConfig
 from aiops_cli.cluster_file import ClusterFile
 from aiops_cli.launch import Plan, log_flags, plan_count
 from aiops_cli.options import (
@@ -42,10 +42,10 @@ SETTINGS = (
     option("--seed", type=int, default=0, show_default=True, help="Start values and row order."),
     option(
         "--consistency",
-        type=click.Choice(list(CONSISTENCIES)),
+        metavar="MODE",
         default="bsp",
         show_default=True,
-        help="bsp: all workers step together; asp: nobody waits.",
+        help="bsp: all workers step together; asp: nobody waits; ssp:3: at most 3 steps ahead.",
     ),
     option("--target-loss", type=float, help="Stop at this loss on the train rows."),
     option("--patience", type=int, help="Stop after so many checks without a lower loss."),

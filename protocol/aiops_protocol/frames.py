@@ -84,7 +84,7 @@ class Flag(IntFlag):
     DEADLINE = 1 << 8
     """The metadata has the milliseconds after which nobody waits for the answer."""
     BASE_VERSION = 1 << 9
-    """The metadata has the version that the gradient was computed on."""
+    """The metadata has the version that a gradient was computed on, or that a puller knows."""
 
 
 CRITICAL_FLAGS = 0x00FF
@@ -166,7 +166,8 @@ class Push(Request, frozen=True, gc=False, kw_only=True):
 class Pull(Request, frozen=True, gc=False, kw_only=True):
     """Worker to server: send rows of version `clock` or later. Answered by VALUE or REJECT.
 
-    A request for a version that does not exist yet waits at the server; PARKED says so.
+    A request for a version that does not exist yet, or with BASE_VERSION for something newer
+    than that, waits at the server; PARKED says so.
     """
 
     kind = Kind.PULL
@@ -242,7 +243,8 @@ class Reject(Reply, frozen=True, gc=False, kw_only=True):
 class Parked(Reply, frozen=True, gc=False, kw_only=True):
     """Server to worker: the request waits by rule of consistency.
 
-    The payload is a list of uint32: the worker ranks that are waited for.
+    The payload is `count` uint32, the worker ranks that are waited for, and then as many: by how
+    many clocks each is behind the request.
     """
 
     kind = Kind.PARKED

@@ -42,7 +42,7 @@ PAYLOAD_MAX: Final[Mapping[int, int]] = {
     Kind.VALUE: PAYLOAD_BYTES_MAX,
     Kind.ACK: 0,
     Kind.REJECT: TEXT_BYTES_MAX,
-    Kind.PARKED: 4 * WORKERS_MAX,  # ranks
+    Kind.PARKED: 8 * WORKERS_MAX,  # ranks, and how far behind each is
     Kind.CONTROL: CONTROL_BYTES_MAX,
     Kind.PING: 0,
     Kind.PONG: 0,

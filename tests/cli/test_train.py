@@ -59,6 +59,23 @@ def test_the_report_for_machines_and_the_trace(houses: Path, tmp_path: Path) -> 
     assert {"server 0", "worker 0", "worker 1"} <= processes
 
 
+@pytest.mark.parametrize("mode", ["ssp:2"])
+def test_modes_with_a_number(houses: Path, mode: str) -> None:
+    data = ("train", "linear", "--data", str(houses), "--target", "price")
+    ended = aiops(*data, *QUICK, "--workers", "3", "--consistency", mode, "--json")
+    assert ended.returncode == 0, ended.stderr
+    report = json.loads(ended.stdout.splitlines()[-1])
+    assert report["steps"] == 20
+    assert report["worker_report"]["config"]["consistency"] == mode
+
+
+def test_a_mode_that_there_is_not(houses: Path) -> None:
+    data = ("train", "linear", "--data", str(houses), "--target", "price")
+    ended = aiops(*data, "--consistency", "ssp")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "ssp:N such as ssp:3" in ended.stderr
+
+
 def test_joining_a_running_cluster(houses: Path) -> None:
     with running("scheduler", "--servers", "1", "--workers", "1") as scheduler:
         address = scheduler.ready()["address"]

@@ -69,6 +69,18 @@ def test_naive_update_loss(tmp_path: Path, environment: dict[str, str]) -> None:
     assert output.splitlines() == ["expected 200", "by hand 100", "by pushing 200"]
 
 
+def test_stragglers(tmp_path: Path, environment: dict[str, str]) -> None:
+    """Waiting falls with the bound where slowness is random, and not where it is permanent."""
+    output = run(EXAMPLES / "stragglers.py", "240", folder=tmp_path, environment=environment)
+    random, permanent = (
+        {mode: number(rf"(?m)^{re.escape(mode)} {column} (\d+\.\d) %", output) for mode in modes}
+        for modes in [("BSP", "SSP(0)", "SSP(1)", "SSP(3)", "ASP")]
+        for column in (r" +[\d.]+ s +", r" +[\d.]+ s +[\d.]+ % +[\d.]+ s +")
+    )
+    assert random["BSP"] / 2 > random["SSP(3)"] > random["ASP"]
+    assert permanent["SSP(3)"] > 0.9 * permanent["BSP"] > 45
+
+
 def test_any_framework(tmp_path: Path, environment: dict[str, str]) -> None:
     output = run(EXAMPLES / "any_framework.py", folder=tmp_path, environment=environment)
     assert number(r"numpy: loss (0\.\d+)", output) < 0.02

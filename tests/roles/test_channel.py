@@ -354,11 +354,12 @@ def test_a_call_that_waits_by_rule_lives_on_for_its_own_limit(desk: Desk) -> Non
     assert operation.deadline == QUIET_S
     parked(desk, part, 30.0, 4, 2)
     assert operation.deadline == 30.0 + QUIET_S
-    assert operation.waiting_for == [4, 2]
+    desk.answer(part, Parked, 31.0, payload=np.array([4, 2, 5, 1], "<u4").tobytes(), count=2)
+    assert operation.waiting_for == {4: 5, 2: 1}
     parked(desk, part, WAIT_TIMEOUT_S - 1, 4)
     assert operation.deadline == WAIT_TIMEOUT_S
     desk.answer(part, now=WAIT_TIMEOUT_S - 1)
-    assert operation.waiting_for == []
+    assert operation.waiting_for == {}
 
 
 @pytest.mark.parametrize("parks", [False, True])

@@ -19,6 +19,7 @@ from aiops_protocol.frames import Assign, Push
 from aiops_protocol.payload import Float32Array
 from bits import odd_values, same_bits
 from core_cluster import CoreCluster, Script, WorkerNode
+from core_fate import Fate
 from core_tables import CoreTable, Steps, joined, leave, opened, spec_of
 
 F = np.float32
@@ -156,35 +157,6 @@ class Story:
                 optimizer.update(values, mean, state, clock + 1, np.empty(SIZE, F))
             versions.append(values.copy())
         return versions
-
-
-class Fate:
-    """Harm of all kinds, a bounded number of times, each at a random moment."""
-
-    def __init__(self, story: Story, kills: int, late: int) -> None:
-        self.story = story
-        self.cluster = story.cluster
-        self.kills = kills
-        self.late = late
-
-    def __call__(self) -> None:
-        rng, cluster = self.cluster.rng, self.cluster
-        if not any(worker.ready for worker in cluster.workers):
-            return
-        if self.kills and rng.random() < 0.01:
-            alive = [worker for worker in cluster.workers if worker.alive]
-            if alive:
-                self.kills -= 1
-                worker = rng.choice(alive)
-                if rng.random() < 0.3:
-                    worker.lose_scheduler()
-                else:
-                    worker.die()
-                if rng.random() < 0.6:
-                    cluster.worker(worker.name, self.story.trainer(rng.randint(1, 4)))
-        if self.late and rng.random() < 0.01:
-            self.late -= 1
-            cluster.worker("", self.story.trainer(rng.randint(1, 4)))
 
 
 @settings(max_examples=max(300, settings().max_examples))

@@ -257,7 +257,7 @@ def test_who_waits_is_told_once_a_second_for_whom() -> None:
     assert [type(r) for r in replies(notices)] == [Parked, Parked]
     assert {r.request_id for r in replies(notices)} == {901, 3}
     for notice in replies(notices):
-        assert np.frombuffer(notice.payload, "<u4").tolist() == [1, 2]
+        assert np.frombuffer(notice.payload, "<u4").tolist() == [1, 2, 1, 1]
         assert notice.count == 2
     assert served.core.tick(1.5) == []
     round_trip(served, 1, clock=0)

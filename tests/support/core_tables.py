@@ -34,9 +34,14 @@ def spec_of(
     settings: dict[str, Any] | None = None,
     consistency: str = "bsp",
     reduce: str = "mean",
+    staleness: int = 0,
     init: str = "constant",
 ) -> TableSpec:
     """The settings of a table."""
+    given: dict[str, dict[str, Any]] = {
+        "bsp": {"reduce": reduce},
+        "ssp": {"staleness": staleness},
+    }
     return TableSpec(
         name=name,
         shape=[size],
@@ -45,7 +50,7 @@ def spec_of(
         optimizer=optimizer,
         optimizer_settings=settings or {},
         consistency=consistency,
-        consistency_settings={"reduce": reduce} if consistency == "bsp" else {},
+        consistency_settings=given.get(consistency, {}),
     )
 
 
@@ -95,7 +100,7 @@ class CoreTable:
         self.table_id = reply.table
         self.parts = reply.parts
         self.size = int(np.prod(reply.spec.shape))
-        self.rounds = reply.spec.consistency == "bsp"
+        self.rounds = reply.spec.consistency != "asp"  # so it has clocks to seal
         self.first = reply.from_version
         self.sealed = 0
         self.contributed = False

@@ -1,0 +1,57 @@
+"""Which rule a table's settings name, and what it needs.
+
+One table for all: a rule that this server does not know is refused, because to take it for
+another would be worse.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aiops.errors import ConfigError
+from aiops.roles.bounded import SspRule
+from aiops.roles.consistency import AspRule, BspRule, Rule
+from aiops.roles.memory import Budget
+from aiops.shard import Shard
+from aiops_protocol.control import TableSpec
+
+__all__ = ["CLOCKED", "ROUNDS", "check_consistency", "places", "rule_for"]
+
+CLOCKED: Final = frozenset({"bsp", "ssp"})
+"""Modes in which workers take part: others wait for their seals."""
+
+ROUNDS: Final = frozenset({"bsp"})
+"""Modes whose version rises by rounds: one step of the optimizer for all elements together."""
+
+
+def check_consistency(spec: TableSpec) -> None:
+    """Raise `ConfigError` for a rule that is not known here."""
+    settings = spec.consistency_settings
+    match spec.consistency:
+        case "asp":
+            return
+        case "bsp" if settings.get("reduce") in ("mean", "sum"):
+            return
+        case "ssp" if type(settings.get("staleness")) is int:
+            return
+    raise ConfigError(
+        f"table {spec.name}: consistency {spec.consistency} with {settings} is not known here; "
+        'there is "bsp" with reduce "mean" or "sum", "ssp" with a staleness, and "asp"'
+    )
+
+
+def places(spec: TableSpec, workers: int) -> int:
+    """Return for how many contributions memory is reserved."""
+    return workers if spec.consistency in ROUNDS else 0
+
+
+def rule_for(spec: TableSpec, shard: Shard, workers: list[int], budget: Budget) -> Rule:
+    """Make the rule; `workers` are those that take part from the beginning."""
+    settings = spec.consistency_settings
+    if spec.consistency == "bsp":
+        return BspRule(shard, settings["reduce"] == "mean", workers, budget)
+    if spec.consistency == "ssp":
+        staleness = settings["staleness"]
+        assert isinstance(staleness, int)
+        return SspRule(shard, staleness, workers)
+    return AspRule(shard)

@@ -1,0 +1,130 @@
+"""SSP through the public handles: who waits, who does not, and what the messages say."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+import aiops
+from aiops import SSP, Table, Worker
+from aiops.errors import ConfigError, RequestTimeout, TableMismatch
+from aiops.optim import Add
+
+ONE = np.ones(3, np.float32)
+
+
+async def opened(worker: Worker, staleness: int = 1, name: str = "w") -> Table:
+    return await worker.table(
+        name, shape=(3,), optimizer=Add(), consistency=SSP(staleness=staleness)
+    )
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+async def test_the_fast_one_is_stopped_at_the_bound_by_the_slow_one(staleness: int) -> None:
+    """And goes on when the slow one has ticked; what the slow one pushed is then in its pulls."""
+    reached: list[int] = []
+    may_go = asyncio.Event()
+
+    async def train(worker: Worker) -> float:
+        table = await opened(worker, staleness)
+        await worker.barrier("open")
+        if worker.rank == 1:
+            await may_go.wait()
+            await table.push(100 * ONE)
+            await worker.tick()
+            await worker.barrier("done")
+            return 0.0
+        for _ in range(staleness + 1):
+            await table.pull()
+            await table.push(ONE)
+            await worker.tick()
+            reached.append(worker.clock)
+        with pytest.raises(RequestTimeout, match=r"worker 1 \(\d clocks behind\)"):
+            await table.pull(timeout_s=1.5)
+        may_go.set()
+        value = float((await table.pull())[0])
+        await worker.barrier("done")
+        return value
+
+    async with aiops.LocalCluster(servers=2) as cluster:
+        values = await cluster.run(train, workers=2)
+    assert reached == list(range(1, staleness + 2))
+    assert values[0] == 100 + staleness + 1
+
+
+async def test_a_worker_that_only_pushes_does_not_run_away() -> None:
+    async def train(worker: Worker) -> int:
+        table = await opened(worker, 1)
+        await worker.barrier("open")
+        if worker.rank == 1:
+            await worker.barrier("stuck")
+            await worker.finish()
+            return 0
+        for _ in range(2):
+            await table.push(ONE)
+            await worker.tick()
+        pushing = asyncio.ensure_future(table.push(ONE))
+        await worker.barrier("stuck")
+        assert not pushing.done()
+        await pushing
+        return int((await table.pull())[0])
+
+    async with aiops.LocalCluster(servers=2) as cluster:
+        assert (await cluster.run(train, workers=2))[0] == 3
+
+
+async def test_own_writes_are_seen_also_by_a_prefetch() -> None:
+    async def train(worker: Worker) -> None:
+        table = await opened(worker, 5)
+        for step in range(4):
+            table.prefetch()
+            await table.push(ONE)
+            assert (await table.pull())[0] >= step + 1
+            await worker.tick()
+
+    async with aiops.LocalCluster(servers=1) as cluster:
+        await cluster.run(train, workers=1)
+
+
+async def test_push_pull_and_updates_work_without_rounds() -> None:
+    async with aiops.LocalCluster(servers=2) as cluster, cluster.connect() as worker:
+        table = await opened(worker, 0)
+        assert not table.has_rounds
+        updates = aiter(table.updates())
+        assert (await anext(updates))[1].tolist() == [0, 0, 0]
+        assert (await table.push_pull(ONE)).tolist() == [1, 1, 1]
+        while (newest := await anext(updates))[1][0] != 1:
+            pass
+        assert newest[0] == table.version
+        await table.assign(7 * ONE)
+        await worker.tick()
+        await worker.finish()
+        assert (await table.pull()).tolist() == [7, 7, 7]
+
+
+async def test_a_late_worker_enters_near_the_others_and_nobody_waits_for_its_past() -> None:
+    async with aiops.LocalCluster(servers=2) as cluster, cluster.connect(name="first") as first:
+        table = await opened(first, 1)
+        for _ in range(10):
+            await table.push(ONE)
+            await first.tick()
+        async with cluster.connect(name="late") as late:
+            second = await opened(late, 1)
+            assert (await second.pull()).tolist() == [10, 10, 10]
+            for _ in range(2):
+                await second.push(ONE)
+                await late.tick()
+            await table.push(ONE)
+            await first.tick()
+        assert (await table.pull()).tolist() == [13, 13, 13]
+
+
+async def test_the_staleness_of_a_table_is_one_setting_for_all() -> None:
+    async with aiops.LocalCluster(servers=1) as cluster, cluster.connect() as worker:
+        await opened(worker, 1)
+        with pytest.raises(TableMismatch, match="'staleness': 1"):
+            await opened(worker, 2)
+        with pytest.raises(ConfigError, match="pass BSP"):
+            await worker.table("v", shape=(1,), consistency="ssp")  # type: ignore[arg-type]
