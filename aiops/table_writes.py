@@ -75,8 +75,8 @@ class Writes:
         memory = as_bytes(flat)
         operation = table.customer.operation(verb, table.subject(choice), timeout_s)
         table_id, outboxes = table.table_id, table.outboxes
-        # Without rounds nothing waits for it, but a learning rate may go by it.
-        clock = table.place.clock if table.has_rounds else table.worker.clock
+        # Where nothing waits for it, a learning rate may still go by it.
+        clock = table.place.clock if table.is_clocked else table.worker.clock
         for shard, begin, end, ranges, start, stop in choice.pieces:
             payload = memory[4 * start : 4 * stop]
             outbox = outboxes[shard]

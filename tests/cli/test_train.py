@@ -64,9 +64,7 @@ def test_modes_with_a_number(houses: Path, mode: str) -> None:
     data = ("train", "linear", "--data", str(houses), "--target", "price")
     ended = aiops(*data, *QUICK, "--workers", "3", "--consistency", mode, "--json")
     assert ended.returncode == 0, ended.stderr
-    report = json.loads(ended.stdout.splitlines()[-1])
-    assert report["steps"] == 20
-    assert report["worker_report"]["config"]["consistency"] == mode
+    assert json.loads(ended.stdout.splitlines()[-1])["steps"] == 20
 
 
 def test_a_mode_that_there_is_not(houses: Path) -> None:

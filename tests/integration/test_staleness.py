@@ -113,12 +113,13 @@ async def test_a_late_worker_enters_near_the_others_and_nobody_waits_for_its_pas
         async with cluster.connect(name="late") as late:
             second = await opened(late, 1)
             assert (await second.pull()).tolist() == [10, 10, 10]
+            await second.push(ONE)
+            await late.tick()
             for _ in range(2):
-                await second.push(ONE)
-                await late.tick()
-            await table.push(ONE)
-            await first.tick()
-        assert (await table.pull()).tolist() == [13, 13, 13]
+                await table.push(ONE)
+                await first.tick()
+            await second.push(ONE)
+        assert (await table.pull()).tolist() == [14, 14, 14]
 
 
 async def test_the_staleness_of_a_table_is_one_setting_for_all() -> None:

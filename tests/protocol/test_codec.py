@@ -146,7 +146,7 @@ UNSENDABLE: list[Frame] = [
     Value(request_id=1, codec=1),
     Value(request_id=1, payload=bytes(PAYLOAD_BYTES_MAX + 4)),
     Reject(request_id=1, payload=bytes(TEXT_BYTES_MAX + 1)),
-    Parked(request_id=1, payload=bytes(5000)),
+    Parked(request_id=1, payload=bytes(9000)),
     Ping(2**64),
     Goodbye(2**32, ""),
     Control(Leave(clean=True, reason="x" * CONTROL_BYTES_MAX)),

@@ -262,7 +262,7 @@ def test_who_waits_is_told_once_a_second_for_whom() -> None:
     assert served.core.tick(1.5) == []
     round_trip(served, 1, clock=0)
     (first, _) = replies(served.core.tick(2.0))
-    assert np.frombuffer(first.payload, "<u4").tolist() == [2]
+    assert np.frombuffer(first.payload, "<u4").tolist() == [2, 1]
     served.core.disconnected(10)
     assert served.core.tick(9.0) == []
 
