@@ -3,12 +3,13 @@
 Start with `connect` (be a worker), `LocalCluster` (a whole cluster in this process), or
 `Scheduler` and `Server` (embed the roles). `aiops.optim` has what servers do with a push,
 `aiops.compression` how it travels in fewer bytes, `aiops.init` the initial values,
-`aiops.errors` every error, `aiops.blocking` all of it for code without asyncio.
+`aiops.collective` all-reduce without servers, `aiops.errors` every error, `aiops.blocking` all
+of it for code without asyncio.
 """
 
 from __future__ import annotations
 
-from aiops import blocking, compression, errors, init, optim
+from aiops import blocking, collective, compression, errors, init, optim
 from aiops.connecting import connect
 from aiops.consistency import ASP, BSP, SSP
 from aiops.local_cluster import LocalCluster
@@ -32,6 +33,7 @@ __all__ = [
     "Table",
     "Worker",
     "blocking",
+    "collective",
     "compression",
     "connect",
     "errors",

@@ -3,6 +3,7 @@
     AiopsError                        base of all
       UsageError (ValueError)         the caller erred; nothing was changed
         TableMismatch                 a table exists with other settings
+        CollectiveMismatch            the members of a ring have called different operations
       ConfigError (ValueError)        a setting is wrong; found before anything starts
         DataError                     a data file cannot be read; names file and line
       TransportError                  the world broke
@@ -15,6 +16,8 @@
         JoinTimeout                   the cluster did not become complete
       RequestRejected                 a server or the scheduler said no; carries the code
         KeyRangeNotOwned  StaleIncarnation  NotInitialised  ShuttingDown  NameInUse  RemoteError
+      CollectiveAborted               a collective operation ended without effect, for all members
+        CollectiveTimeout             because it took longer than this member would wait
       NodeFailed                      a node is lost, and with it the job or the call
       TrainingDiverged                the loss of a built-in trainer is no number any more
       Closed                          used after close, or after the job ended
@@ -33,6 +36,9 @@ __all__ = [
     "AiopsError",
     "BarrierTimeout",
     "Closed",
+    "CollectiveAborted",
+    "CollectiveMismatch",
+    "CollectiveTimeout",
     "ConfigError",
     "ConnectionLost",
     "DataError",
@@ -67,6 +73,13 @@ class UsageError(AiopsError, ValueError):
 
 class TableMismatch(UsageError):
     """A table of this name exists with other settings; the message names the difference."""
+
+
+class CollectiveMismatch(UsageError):
+    """The members of a ring have called different operations, or with different arrays.
+
+    Raised by all members; the message names both sides. Nobody's arrays were changed.
+    """
 
 
 class ConfigError(AiopsError, ValueError):
@@ -167,6 +180,35 @@ class NodeFailed(AiopsError):
     def __init__(self, message: str, *, node: str = "") -> None:
         super().__init__(message)
         self.node = node
+
+
+class CollectiveAborted(AiopsError):
+    """A collective operation has ended without effect on any member; the arrays are unchanged.
+
+    `lost` has the ranks of workers that are lost, `cause` is one word: lost, left, mismatch,
+    timeout, cancelled or connection. The next call forms the ring anew, of those who are left.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        ring: str,
+        operation: str,
+        cause: str,
+        lost: tuple[int, ...] = (),
+        elapsed_s: float = 0.0,
+    ) -> None:
+        super().__init__(message)
+        self.ring = ring
+        self.operation = operation
+        self.cause = cause
+        self.lost = lost
+        self.elapsed_s = elapsed_s
+
+
+class CollectiveTimeout(CollectiveAborted, TimeoutError):
+    """A member did not want to wait longer; the others get `CollectiveAborted`."""
 
 
 class TrainingDiverged(AiopsError):

@@ -1,4 +1,12 @@
 """Collectives: all-reduce and its relatives, among ranks that all make the same calls.
 
-Start reading at `steps.py` and `schedule.py`: a collective is data, a tuple of steps for each rank.
+A collective is data, a tuple of steps for each rank: start reading at `steps.py` and `schedule.py`.
+`InProcessRing` performs them within one process; `worker.ring()` gives the same calls across
+workers.
 """
+
+from aiops.collective.cost_model import Choice, Link
+from aiops.collective.in_process import InProcessMember, InProcessRing
+from aiops.collective.member import Member
+
+__all__ = ["Choice", "InProcessMember", "InProcessRing", "Link", "Member"]

@@ -29,6 +29,8 @@ MODULES = {
     "aiops.optim": "What servers do with a push.",
     "aiops.compression": "Gradients and values in fewer bytes.",
     "aiops.init": "Initial values that each server can compute for its own range.",
+    "aiops.collective": "All-reduce and its relatives, "
+    "[without servers](../explanation/collectives.md).",
     "aiops.errors": "Every error that aiops raises. All derive from `AiopsError`.",
     "aiops.blocking": "The same [without asyncio](../how-to/without-asyncio.md).",
     "aiops.trainers": "The built-in trainers behind `aiops train`.",

@@ -1,0 +1,205 @@
+"""What a collective costs, and which algorithm is the cheapest: the choice behind "auto".
+
+A link costs alpha seconds for each message and beta for each byte, and each byte that is combined
+gamma more. The three are fitted from measurements (`fit`), or the presets of this room are taken.
+Time is predicted by the tables of `counts.py`; nothing here measures anything.
+
+References
+----------
+R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication Operations in
+MPICH", IJHPCA 19(1), 2005, section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from aiops.collective.schedule import Algorithm
+
+__all__ = ["IN_PROCESS", "LOOPBACK", "Choice", "Link", "Sample", "choose", "fit", "predict"]
+
+
+class Link(NamedTuple):
+    """What it costs to send, in seconds: per message, per byte, and per byte that is combined."""
+
+    alpha_s: float
+    beta_s_per_byte: float
+    gamma_s_per_byte: float
+
+
+class Sample(NamedTuple):
+    """A measured time for `messages` one after the other of `bytes` each, combined or not."""
+
+    messages: int
+    bytes: int
+    combined_bytes: int
+    seconds: float
+
+
+IN_PROCESS: Final = Link(2.0e-6, 2.0e-11, 2.0e-11)
+LOOPBACK: Final = Link(6.0e-5, 2.5e-10, 3.0e-11)
+
+
+def fit(samples: Sequence[Sample]) -> Link:
+    """Fit a link to measured times, by least squares of relative errors, none below zero.
+
+    Parameters
+    ----------
+    samples
+        At least three, of several sizes, some with combining and some without.
+
+    Raises
+    ------
+    ValueError
+        The samples cannot tell the three costs apart.
+    """
+    rows = np.array([(s.messages, s.messages * s.bytes, s.combined_bytes) for s in samples], float)
+    times = np.array([sample.seconds for sample in samples])
+    if len(samples) < 2 or np.any(times <= 0):
+        raise ValueError("at least two samples are needed, with times above zero")
+    weighted, target = rows / times[:, None], np.ones(len(times))
+    costs = np.zeros(3)
+    free = [column for column in range(3) if np.any(rows[:, column])]
+    while free:
+        part = weighted[:, free]
+        if np.linalg.matrix_rank(part / np.abs(part).max(axis=0)) < len(free):
+            raise ValueError("the samples cannot tell messages, bytes and combined bytes apart")
+        found, *_ = np.linalg.lstsq(part, target, rcond=None)
+        costs[:] = 0.0
+        costs[free] = found
+        if np.all(found >= 0):
+            break
+        free = [column for column in free if costs[column] > 0]  # a cost is not negative
+    return Link(*(max(0.0, float(cost)) for cost in costs))
+
+
+class _Terms(NamedTuple):
+    """How often each cost is paid on the longest way: messages, bytes sent, bytes combined."""
+
+    messages: int
+    bytes: float
+    combined: float
+
+
+def _all_reduce(algorithm: Algorithm, p: int, n: float) -> _Terms:
+    levels = (p - 1).bit_length()
+    whole = p.bit_length() - 1  # of the largest power of two that is not above p
+    parts = 1 << whole
+    extra = 0 if parts == p else 1
+    share = n * (parts - 1) / parts
+    match algorithm:
+        case "ring":
+            return _Terms(2 * (p - 1), 2 * n * (p - 1) / p, n * (p - 1) / p)
+        case "recursive-doubling":
+            return _Terms(whole + 2 * extra, (whole + 2 * extra) * n, (whole + extra) * n)
+        case "halving-doubling":
+            return _Terms(2 * whole + 2 * extra, 2 * share + 2 * extra * n, share + extra * n)
+        case "tree":
+            return _Terms(2 * levels, 2 * levels * n, levels * n)
+        case _:
+            return _Terms(2 * (p - 1), 2 * (p - 1) * n, (p - 1) * n)
+
+
+def _terms(kind: str, algorithm: Algorithm, p: int, n: float) -> _Terms:
+    """Say what a collective costs; `n` are the bytes of the whole."""
+    if kind == "all_reduce":
+        return _all_reduce(algorithm, p, n)
+    levels, whole = (p - 1).bit_length(), p.bit_length() - 1
+    extra = 0 if 1 << whole == p else 1
+    share = n * (p - 1) / p
+    combined = 0.0 if kind in ("all_gather", "broadcast") else 1.0
+    match algorithm:
+        case "ring":
+            return _Terms(p - 1, share, combined * share)
+        case "halving-doubling":
+            return _Terms(whole + 2 * extra, share + 2 * extra * n, combined * (share + extra * n))
+        case "tree":
+            return _Terms(levels, levels * n, combined * levels * n)
+        case _:
+            # In segments a chain costs hardly more than one length, and a message for each rank.
+            return _Terms(p - 1, n * (1 + (p - 1) / 16), combined * n)
+
+
+_CANDIDATES: Final[Mapping[str, tuple[Algorithm, ...]]] = {
+    "all_reduce": ("ring", "recursive-doubling", "halving-doubling", "tree"),
+    "reduce_scatter": ("ring", "halving-doubling"),
+    "all_gather": ("ring", "halving-doubling"),
+    "broadcast": ("tree", "chain"),
+}
+
+
+def predict(kind: str, algorithm: Algorithm, world_size: int, size_bytes: int, link: Link) -> float:
+    """Predict the seconds of a collective on equal links of which each carries both ways at once.
+
+    Parameters
+    ----------
+    kind
+        "all_reduce", "reduce_scatter", "all_gather" or "broadcast".
+    algorithm
+        As for the schedule of that kind.
+    world_size
+        Ranks.
+    size_bytes
+        Bytes of the whole array.
+    link
+        What sending costs.
+    """
+    if world_size == 1:
+        return 0.0
+    terms = _terms(kind, algorithm, world_size, float(size_bytes))
+    return (
+        terms.messages * link.alpha_s
+        + terms.bytes * link.beta_s_per_byte
+        + terms.combined * link.gamma_s_per_byte
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """An algorithm and why it was chosen; `str` of it says so in words.
+
+    Attributes
+    ----------
+    algorithm
+        The cheapest.
+    predicted_s
+        Of each candidate, in seconds.
+    """
+
+    kind: str
+    world_size: int
+    size_bytes: int
+    link: Link
+    algorithm: Algorithm
+    predicted_s: Mapping[Algorithm, float]
+
+    def __str__(self) -> str:
+        times = sorted(self.predicted_s.items(), key=lambda item: item[1])
+        listed = ", ".join(f"{name} {1e3 * seconds:.3g} ms" for name, seconds in times)
+        return (
+            f"{self.kind} of {self.size_bytes} bytes over {self.world_size} ranks: "
+            f"{self.algorithm}, for it is predicted to be fastest ({listed}) at "
+            f"{1e6 * self.link.alpha_s:.3g} us per message, "
+            f"{1e9 * self.link.beta_s_per_byte:.3g} s per GB sent and "
+            f"{1e9 * self.link.gamma_s_per_byte:.3g} s per GB combined"
+        )
+
+
+def choose(kind: str, world_size: int, size_bytes: int, link: Link) -> Choice:
+    """Choose the algorithm that is predicted to be fastest; of equals the one named first.
+
+    Parameters
+    ----------
+    kind, world_size, size_bytes, link
+        As for `predict`.
+    """
+    times = {
+        algorithm: predict(kind, algorithm, world_size, size_bytes, link)
+        for algorithm in _CANDIDATES[kind]
+    }
+    best = min(times, key=lambda algorithm: times[algorithm])
+    return Choice(kind, world_size, size_bytes, link, best, times)

@@ -1,0 +1,369 @@
+"""The calls of one member of a ring, the same in one process and across many.
+
+Here arguments are checked and put into words (`Call`), calls wait for their turn, and lists of
+arrays are fused into buckets. How a call is performed is the business of what derives from
+`Member`: it moves one flat array, all or nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Final, Literal, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from aiops.collective.buckets import Bucket, fuse
+from aiops.collective.call import DTYPES, REDUCTIONS, Array, Call
+from aiops.collective.schedule import Algorithm
+from aiops.collective.steps import chunk_spans
+from aiops.errors import UsageError
+
+__all__ = ["BUCKET_BYTES", "AlgorithmChoice", "Member", "Order", "Reduction"]
+
+Reduction: TypeAlias = Literal["sum", "mean", "max", "min"]
+Order: TypeAlias = Literal["any", "rank"]
+AlgorithmChoice: TypeAlias = Algorithm | Literal["auto"]
+
+BUCKET_BYTES: Final = 32 * 1024 * 1024
+"""Arrays of a list are fused up to this size: the fixed cost of a call is then a hundredth of it
+(0.1 ms in 10 ms over loopback), and larger buckets would only take more memory."""
+
+
+class Member(ABC):
+    """One rank's handle of a ring.
+
+    All members make the same calls in the same order. Calls of one member wait for each other, so
+    several may be begun at once. A call ends well on all members or changes no array on any.
+
+    Parameters
+    ----------
+    rank
+        This member, from 0.
+    world_size
+        How many there are.
+    """
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self._last: asyncio.Future[None] | None = None
+
+    # --- what a body must do ---
+
+    @abstractmethod
+    async def _perform(self, call: Call, flat: Array, timeout_s: float | None) -> None:
+        """Perform a call in place on a flat array of `call.count` elements; all or nothing.
+
+        After a reduce-scatter only this rank's chunk counts. Calls come one after the other.
+        """
+
+    @abstractmethod
+    def _withdraw(self, call: Call) -> None:
+        """End the next call for all members: here it was cancelled before its turn."""
+
+    @abstractmethod
+    def _choose(self, kind: str, count: int, item_bytes: int) -> Algorithm:
+        """Settle "auto"; the same on every member."""
+
+    def _groups(self) -> tuple[tuple[int, ...], ...] | None:
+        """Return which ranks share a host, if that is known."""
+        return None
+
+    # --- calls ---
+
+    def empty(self, shape: int | tuple[int, ...], dtype: DTypeLike = np.float32) -> Array:
+        """Make an array in the memory that this ring moves best; its content is arbitrary."""
+        return np.empty(shape, dtype)
+
+    async def all_reduce(
+        self,
+        array: Array | Sequence[Array],
+        op: Reduction = "sum",
+        *,
+        order: Order = "any",
+        algorithm: AlgorithmChoice = "auto",
+        timeout_s: float | None = None,
+    ) -> None:
+        """Reduce the arrays of all members, in place: afterwards all have the result.
+
+        Parameters
+        ----------
+        array
+            float32 or float64, any shape; or a list of such, which are fused into buckets and
+            take effect together.
+        op
+            "sum", "mean", "max" or "min".
+        order
+            "rank" sums in the order of the ranks and divides once, which are the bits of a table
+            with `BSP()`; "any" leaves the order to the algorithm. The bits are the same on all
+            members and run after run in both.
+        algorithm
+            "auto" lets the cost model choose.
+        timeout_s
+            How long the whole call may take; `None` takes the ring's setting.
+
+        Raises
+        ------
+        CollectiveMismatch
+            Members called different things; nothing was changed on any.
+        CollectiveAborted
+            A member left, failed, or did not come in time; nothing was changed on any.
+
+        Notes
+        -----
+        Cancelling ends the call for all members, who get `CollectiveAborted`, unless the result
+        was in effect already. Algorithms: see `aiops.collective.schedule`.
+        """
+        buckets, turns = self._enqueue(array, op, order, algorithm, BUCKET_BYTES)
+        await self._reduce_buckets(buckets, turns, timeout_s)
+
+    def all_reduce_async(
+        self,
+        arrays: Array | Sequence[Array],
+        op: Reduction = "sum",
+        *,
+        order: Order = "any",
+        algorithm: AlgorithmChoice = "auto",
+        timeout_s: float | None = None,
+        bucket_bytes: int = BUCKET_BYTES,
+    ) -> asyncio.Task[None]:
+        """Begin an all-reduce and go on computing; await what this returns before the arrays.
+
+        Parameters
+        ----------
+        arrays, op, order, algorithm, timeout_s
+            As for `all_reduce`; the arrays belong to the ring until the handle was awaited.
+        bucket_bytes
+            Arrays of a list are fused into calls of at most this size.
+
+        Returns
+        -------
+        handle
+            Awaiting it ends with the result in the arrays, or raises what `all_reduce` raises; to
+            cancel it cancels the call.
+        """
+        buckets, turns = self._enqueue(arrays, op, order, algorithm, bucket_bytes)
+        task = asyncio.get_running_loop().create_task(
+            self._reduce_buckets(buckets, turns, timeout_s)
+        )
+
+        def ended(_: object) -> None:  # a task that is cancelled before its first turn never runs
+            for turn in turns:
+                turn.give_up()
+
+        task.add_done_callback(ended)
+        return task
+
+    def _enqueue(
+        self,
+        arrays: Array | Sequence[Array],
+        op: str,
+        order: str,
+        algorithm: AlgorithmChoice,
+        bucket_bytes: int,
+    ) -> tuple[list[Bucket], list[_Turn]]:
+        """Check an all-reduce, and take its places in the queue at once."""
+        several = [arrays] if isinstance(arrays, np.ndarray) else list(arrays)
+        for array in several:
+            _check_array("all_reduce", array)
+        buckets = fuse(several, bucket_bytes)
+        calls = [
+            self._reduction("all_reduce", bucket.arrays, op, order, algorithm) for bucket in buckets
+        ]
+        return buckets, [self._reserve(call) for call in calls]
+
+    async def _reduce_buckets(
+        self, buckets: Sequence[Bucket], turns: Sequence[_Turn], timeout_s: float | None
+    ) -> None:
+        if len(buckets) == 1 and buckets[0].in_place:
+            await self._in_turn(turns[0], buckets[0].arrays[0].reshape(-1), timeout_s)
+            return
+        results = []
+        try:
+            for bucket, turn in zip(buckets, turns, strict=True):
+                results.append(bucket.fused())
+                await self._in_turn(turn, results[-1], timeout_s)
+        except BaseException:
+            for turn in turns:
+                turn.give_up()
+            raise
+        for bucket, flat in zip(buckets, results, strict=True):
+            bucket.spread(flat)  # all together, now that nothing can fail any more
+
+    async def reduce_scatter(
+        self,
+        array: Array,
+        op: Reduction = "sum",
+        *,
+        order: Order = "any",
+        algorithm: AlgorithmChoice = "auto",
+        timeout_s: float | None = None,
+    ) -> Array:
+        """Reduce the arrays of all members and return this rank's chunk of the result.
+
+        The elements are counted in C order, and chunk i is [n*i//p, n*(i+1)//p) of them. The array
+        itself stays as it is. For parameters and errors see `all_reduce`.
+
+        Returns
+        -------
+        chunk
+            A new flat array.
+        """
+        _check_array("reduce_scatter", array)
+        call = self._reduction("reduce_scatter", (array,), op, order, algorithm)
+        work = np.array(array, order="C").reshape(-1)
+        await self._in_turn(self._reserve(call), work, timeout_s)
+        return work[slice(*chunk_spans(call.count, self.world_size)[self.rank])].copy()
+
+    async def all_gather(
+        self, array: Array, *, algorithm: AlgorithmChoice = "auto", timeout_s: float | None = None
+    ) -> Array:
+        """Return the arrays of all members, stacked in the order of the ranks.
+
+        For parameters and errors see `all_reduce`.
+
+        Returns
+        -------
+        stacked
+            A new array of shape (world_size, *array.shape).
+        """
+        _check_array("all_gather", array)
+        stacked = np.empty((self.world_size, *array.shape), array.dtype)
+        stacked[self.rank] = array
+        call = self._call("all_gather", (array,), algorithm, count=stacked.size)
+        await self._in_turn(self._reserve(call), stacked.reshape(-1), timeout_s)
+        return stacked
+
+    async def broadcast(
+        self,
+        array: Array,
+        *,
+        root: int = 0,
+        algorithm: AlgorithmChoice = "auto",
+        timeout_s: float | None = None,
+    ) -> None:
+        """Give all members the content of the array of `root`, in place.
+
+        For the other parameters and errors see `all_reduce`.
+        """
+        _check_array("broadcast", array)
+        if not 0 <= root < self.world_size:
+            raise UsageError(f"broadcast: root is {root}; ranks are 0 to {self.world_size - 1}")
+        call = self._call("broadcast", (array,), algorithm, root=root)
+        bucket = Bucket((array,))
+        flat = array.reshape(-1) if bucket.in_place else bucket.fused()
+        await self._in_turn(self._reserve(call), flat, timeout_s)
+        if not bucket.in_place:
+            bucket.spread(flat)
+
+    async def barrier(self, *, timeout_s: float | None = None) -> None:
+        """Wait until all members have called this.
+
+        For errors see `all_reduce`.
+        """
+        turn = self._reserve(Call("barrier"))
+        await self._in_turn(turn, np.empty(0, np.float32), timeout_s)
+
+    # --- arguments ---
+
+    def _reduction(
+        self, kind: str, arrays: Sequence[Array], op: str, order: str, algorithm: AlgorithmChoice
+    ) -> Call:
+        if op not in REDUCTIONS:
+            raise UsageError(f"{kind}: op is {op!r}; there are: {', '.join(REDUCTIONS)}")
+        if order not in get_args(Order):
+            raise UsageError(f'{kind}: order is {order!r}; it can be "any" or "rank"')
+        if order == "rank":
+            if algorithm not in ("auto", "chain"):
+                raise UsageError(f'{kind}: order="rank" has an algorithm of its own; leave it out')
+            algorithm = "chain"
+        return self._call(kind, arrays, algorithm, op=op, order=order)
+
+    def _call(
+        self,
+        kind: Any,
+        arrays: Sequence[Array],
+        algorithm: AlgorithmChoice,
+        *,
+        count: int | None = None,
+        **more: Any,
+    ) -> Call:
+        count = sum(array.size for array in arrays) if count is None else count
+        dtype = arrays[0].dtype
+        if algorithm == "auto":
+            algorithm = self._choose(kind, count, dtype.itemsize)
+        shapes = tuple(array.shape for array in arrays)
+        call = Call(kind, count, shapes, dtype.name, algorithm=algorithm, **more)
+        try:
+            call.schedule(self.rank, self.world_size, self._groups())
+        except ValueError as error:
+            raise UsageError(f"{kind}: {error}") from None
+        return call
+
+    # --- turns ---
+
+    def _reserve(self, call: Call) -> _Turn:
+        turn = _Turn(self, call, self._last)
+        self._last = turn.over
+        return turn
+
+    async def _in_turn(self, turn: _Turn, flat: Array, timeout_s: float | None) -> None:
+        try:
+            await turn.wait()
+            await self._perform(turn.call, flat, timeout_s)
+        finally:
+            turn.end()
+
+
+class _Turn:
+    """A place in the queue of one member's calls."""
+
+    __slots__ = ("_before", "_begun", "_member", "call", "over")
+
+    def __init__(self, member: Member, call: Call, before: asyncio.Future[None] | None) -> None:
+        self._member, self.call, self._before = member, call, before
+        self._begun = False
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def wait(self) -> None:
+        """Wait for all calls before this one."""
+        if self._before is not None and not self._before.done():
+            await asyncio.wait((self._before,))
+        self._begun = True
+
+    def end(self) -> None:
+        """Let the next one come; a call that has not begun is ended for all in its turn."""
+        if self._begun:
+            if not self.over.done():
+                self.over.set_result(None)
+        else:
+            self.give_up()
+
+    def give_up(self) -> None:
+        """End a call that will not begin any more, when its turn comes."""
+        if self._begun:
+            return
+        self._begun = True
+        if self._before is None or self._before.done():
+            self._pass()
+        else:
+            self._before.add_done_callback(self._pass)
+
+    def _pass(self, _: object = None) -> None:
+        self._member._withdraw(self.call)
+        self.over.set_result(None)
+
+
+def _check_array(kind: str, array: Array) -> None:
+    if not isinstance(array, np.ndarray):
+        raise UsageError(f"{kind}: an array of numpy is needed, not {type(array).__name__}")
+    if array.dtype.name not in DTYPES:
+        raise UsageError(
+            f"{kind}: the array is of {array.dtype}; {' and '.join(DTYPES)} can be moved: "
+            "array.astype(np.float32)"
+        )
+    if kind in ("all_reduce", "broadcast") and not array.flags.writeable:
+        raise UsageError(f"{kind}: the array is read-only, and the result goes into it: copy it")

@@ -1,0 +1,94 @@
+"""The cost model: it finds the costs that times were made of, and chooses what is fastest."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiops.collective.cost_model import Link, Sample, choose, fit, predict
+from aiops.collective.counts import all_reduce_counts
+from aiops.collective.schedule import Algorithm
+
+ALGORITHMS: tuple[Algorithm, ...] = ("ring", "recursive-doubling", "halving-doubling", "tree")
+SLOW = Link(1e-3, 8e-8, 1e-10)  # 1 ms, 100 Mbit/s
+
+
+@given(
+    st.floats(1e-7, 1e-2), st.floats(1e-11, 1e-6), st.one_of(st.just(0.0), st.floats(1e-11, 1e-6))
+)
+def test_fit_finds_the_costs(alpha: float, beta: float, gamma: float) -> None:
+    samples = [
+        Sample(
+            messages,
+            size,
+            size * combined,
+            messages * (alpha + beta * size) + gamma * size * combined,
+        )
+        for messages in (1, 2)
+        for size in (0, 1000, 100_000, 10_000_000)
+        for combined in (0, 1)
+    ]
+    link = fit(samples)
+    assert link.alpha_s == pytest.approx(alpha, rel=1e-3)
+    assert [predict("broadcast", "tree", 2, n, link) for n in (0, 10_000_000)] == pytest.approx(
+        [alpha, alpha + 1e7 * beta], rel=1e-3
+    )
+
+
+def test_no_cost_is_below_zero() -> None:
+    """Noise may make longer messages look cheaper."""
+    link = fit([Sample(1, 10, 0, 2e-5), Sample(1, 1000, 0, 1e-5), Sample(1, 2000, 0, 1.2e-5)])
+    assert link.beta_s_per_byte == 0.0
+    assert link.alpha_s > 0
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        [],
+        [Sample(1, 10, 0, 1e-5), Sample(1, 10, 0, 1e-5)],  # one size
+        [Sample(1, 10, 0, 1e-5), Sample(1, 20, 0, 0.0)],
+    ],
+)
+def test_samples_that_tell_nothing_are_refused(samples: list[Sample]) -> None:
+    with pytest.raises(ValueError, match="samples"):
+        fit(samples)
+
+
+@given(st.integers(2, 64), st.sampled_from(ALGORITHMS))
+def test_the_prediction_follows_the_counts(world_size: int, algorithm: Algorithm) -> None:
+    """With only messages, or only bytes, to pay for it says what is counted on the longest way."""
+    count = 1 << 20
+    counts = [all_reduce_counts(algorithm, r, world_size, count) for r in range(world_size)]
+    messages = predict("all_reduce", algorithm, world_size, 0, Link(1.0, 0.0, 0.0))
+    assert messages == counts[0].rounds
+    sent = predict("all_reduce", algorithm, world_size, count, Link(0.0, 1.0, 0.0))
+    busiest = max(c.elements for c in counts)
+    # Whoever folds or stands in a tree also waits for what others send one after the other.
+    assert busiest - world_size <= sent <= 2 * busiest + 2 * count
+
+
+@pytest.mark.parametrize(("size_bytes", "best"), [(256, "recursive-doubling"), (16 << 20, "ring")])
+def test_short_arrays_want_few_messages_and_long_ones_few_bytes(
+    size_bytes: int, best: Algorithm
+) -> None:
+    choice = choose("all_reduce", 4, size_bytes, SLOW)
+    bytes_alike = ("ring", "halving-doubling")
+    assert choice.algorithm == best or (best == "ring" and choice.algorithm in bytes_alike)
+    assert choice.predicted_s[choice.algorithm] == min(choice.predicted_s.values())
+    assert f"over 4 ranks: {choice.algorithm}" in str(choice)
+
+
+def test_the_choice_depends_on_the_link() -> None:
+    """For each size there is a link for which few messages win, and one for which few bytes do."""
+    size = 100_000
+    quick = choose("all_reduce", 8, size, Link(1e-9, 1e-9, 0.0)).algorithm
+    wide = choose("all_reduce", 8, size, Link(1e-2, 1e-12, 0.0)).algorithm
+    assert quick in ("ring", "halving-doubling")
+    assert wide == "recursive-doubling"
+    assert choose("broadcast", 8, 10, SLOW).algorithm == "tree"
+    assert choose("broadcast", 8, 100_000_000, SLOW).algorithm == "chain"
+    assert np.isfinite(list(choose("reduce_scatter", 5, 1000, SLOW).predicted_s.values())).all()
+    assert choose("all_gather", 1, 1000, SLOW).predicted_s["ring"] == 0
