@@ -14,6 +14,7 @@ from aiops.roles.claims import Claims
 from aiops.roles.detector import FailureDetector
 from aiops.roles.losses import Losses
 from aiops.roles.membership import Membership, Node, NodeState
+from aiops.roles.rings import Rings
 from aiops.roles.settings import SchedulerSettings
 from aiops.roles.stopping import Stopping
 from aiops_protocol.control import ControlMessage, Join, Joined, Refused, Shutdown, StopAt
@@ -42,6 +43,7 @@ class Job:
         self.members = Membership(settings.servers, settings.workers)
         self.catalogue = Catalogue()
         self.barriers = Barriers(self._describe_worker)
+        self.rings = Rings(self._describe_worker)
         self.stopping = Stopping()
         self.detector = FailureDetector(settings.heartbeat_s)
         self.started_at = now
@@ -139,6 +141,10 @@ class Job:
             *self._agree(self.stopping.left(rank)),
         ]
 
+    def _leave_rings(self, rank: int, text: str, *, lost: bool, gone: bool) -> list[Action]:
+        active, epoch = self._active_ranks(), self.members.epoch
+        return self.rings.leave(rank, text, active, epoch, lost=lost, gone=gone)
+
     def lost(self, peer: int, reason: str, now: float) -> list[Action]:
         """Note the end of a connection; without a `Leave` before it, that is a loss."""
         self._claims.drop(peer)
@@ -187,7 +193,11 @@ class Job:
             fatal = self._fatal(node)
             if fatal:
                 return self.end(False, fatal, str(node))
-        actions = self._fewer_workers(node.rank)
+        how = "has left" if clean else "is lost"
+        actions = self._leave_rings(
+            node.rank, f"{node} {how}: {node.reason}", lost=not clean, gone=True
+        )
+        actions += self._fewer_workers(node.rank)
         if clean and finished and not entering:
             # Its last seals are acknowledged: nobody waits for it.
             return actions

@@ -35,6 +35,7 @@ from aiops_protocol.control import (
     TableInitialised,
 )
 from aiops_protocol.errors import ErrorCode
+from aiops_protocol.ring_control import RingEnter, RingHalted
 
 __all__ = ["SchedulerCore"]
 
@@ -73,6 +74,14 @@ class SchedulerCore(Job):
                 return self.catalogue.initialised(node.peer, table, self._server_peers())
             case BarrierEnter():
                 return self.barriers.enter(node.peer, node.rank, message, self._active_ranks(), now)
+            case RingEnter():
+                return self.rings.enter(
+                    node, message, self._active_ranks(), self.members.epoch, now
+                )
+            case RingHalted():
+                return self.rings.halted(
+                    node.rank, message, self._active_ranks(), self.members.epoch
+                )
             case StopVote(clock=clock):
                 return self._agree(self.stopping.vote(node.rank, clock))
             case FinishWorker(clock=clock):
@@ -123,6 +132,7 @@ class SchedulerCore(Job):
         return [
             *self._broadcast(self.members.state()),
             *self.catalogue.finished(node.rank, node.incarnation, self._server_peers()),
+            *self._leave_rings(node.rank, f"{node} has finished", lost=False, gone=False),
             *self._fewer_workers(node.rank),
         ]
 
@@ -132,12 +142,12 @@ class SchedulerCore(Job):
         """When `tick` should be called next."""
         if self.ended is not None:
             return None
-        barrier = self.barriers.next_deadline()
+        waits = (self.barriers.next_deadline(), self.rings.next_deadline())
         return min(
             self._judge_at,
             self._claims.next_deadline(),
             self._join_deadline,
-            inf if barrier is None else barrier,
+            *(inf if deadline is None else deadline for deadline in waits),
         )
 
     @property
@@ -154,6 +164,7 @@ class SchedulerCore(Job):
             text = f"a live {claim.join.role} has the name {claim.join.name}; choose another name"
             actions.append(Tell(Refused(code=ErrorCode.NAME_IN_USE, text=text), claim.peer))
         actions += self.barriers.expire(self._active_ranks(), now)
+        actions += self.rings.expire(self._active_ranks(), now)
         if now >= self._judge_at:
             actions += self._judge_silence(now)
         if now >= self._join_deadline:
@@ -197,5 +208,6 @@ class SchedulerCore(Job):
         ]
         assert len(peers) == len(set(peers))
         assert all(peer >= 0 for peer in peers)
+        self.rings.validate()
         for node in self.members.nodes("worker"):
             assert node.settled is (node.rank not in self._losses)

@@ -51,7 +51,7 @@ class Customer:
     """
 
     def __init__(self, van: Van, postoffice: Postoffice) -> None:
-        self._van = van
+        self.van = van
         self._postoffice = postoffice
         self._servers: dict[int, DataConnection] = {}
         self._operations: dict[Operation, None] = {}
@@ -76,7 +76,7 @@ class Customer:
         for member in self._postoffice.members:
             if member.role == "server":
                 self._servers[member.rank] = DataConnection(
-                    self._van, self._postoffice, member, self, self.bytes
+                    self.van, self._postoffice, member, self, self.bytes
                 )
         opening = [asyncio.create_task(server.open(timeout_s)) for server in self._servers.values()]
         self._opening = opening

@@ -11,6 +11,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from functools import partial
+from typing import Protocol, TypeAlias
 
 from aiops.errors import (
     AiopsError,
@@ -51,8 +52,31 @@ from aiops_protocol.control import (
 from aiops_protocol.errors import ErrorCode
 from aiops_protocol.frames import Control, Frame
 from aiops_protocol.handshake import Purpose, Role
+from aiops_protocol.ring_control import (
+    RingEnter,
+    RingFormed,
+    RingHalt,
+    RingHalted,
+    RingMissing,
+    RingVerdict,
+    RingWanted,
+)
 
-__all__ = ["Postoffice"]
+__all__ = ["Postoffice", "RingListener", "RingNews"]
+
+RingNews: TypeAlias = RingFormed | RingMissing | RingWanted | RingHalt | RingVerdict
+
+
+class RingListener(Protocol):
+    """Who hears what the scheduler says about rings."""
+
+    def message(self, message: RingNews) -> None:
+        """Take the scheduler's word."""
+        ...
+
+    def failed(self, error: AiopsError) -> None:
+        """Take note that nothing works any more."""
+        ...
 
 
 class Postoffice:
@@ -78,6 +102,7 @@ class Postoffice:
         self.stop_at: StopAt | None = None
         self.on_failure: Callable[[AiopsError], None] = lambda error: None
         self.on_members: Callable[[ClusterState], None] = lambda state: None
+        self.rings: RingListener | None = None
         self.log = get_logger(role="worker")
         self._van = van
         self._heartbeat_thread = heartbeat_thread
@@ -108,6 +133,12 @@ class Postoffice:
         """All nodes of the job that are in it now."""
         members = self._state.members if self._state else []
         return [member for member in members if member.state in ("alive", "finished")]
+
+    @property
+    def local_host(self) -> str:
+        """The address of this machine by which it reaches the scheduler."""
+        assert self._link is not None
+        return self._link.stream.local.rpartition(":")[0].strip("[]")
 
     @property
     def bytes_total(self) -> int:
@@ -218,6 +249,9 @@ class Postoffice:
                 self._refuse(message)
             case BarrierDone():
                 self._barriers.answered(message)
+            case RingFormed() | RingMissing() | RingWanted() | RingHalt() | RingVerdict():
+                if self.rings is not None:
+                    self.rings.message(message)
             case StopProposal():
                 self.stop_vote = self.clock + 1 if self.in_step else self.clock
                 self._send(StopVote(clock=self.stop_vote))
@@ -274,6 +308,8 @@ class Postoffice:
         self._barriers.fail(error)
         self._changed()
         self.on_failure(error)
+        if self.rings is not None:
+            self.rings.failed(error)
 
     # --- heartbeats ---
 
@@ -332,6 +368,10 @@ class Postoffice:
         """Wait until every live, unfinished worker is at the barrier; return the generation."""
         self.check()
         return await self._barriers.wait(name, timeout_s)
+
+    def tell_ring(self, message: RingEnter | RingHalted) -> None:
+        """Tell the scheduler where this worker stands with a ring."""
+        self._send(message)
 
     def request_stop(self, reason: str) -> None:
         """Ask all workers to stop at one step boundary."""

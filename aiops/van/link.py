@@ -166,6 +166,11 @@ class Link:
         self._closing = True
         self.stream.abort()
 
+    @property
+    def ended(self) -> bool:
+        """Whether the stream has ended, and the owner been told."""
+        return self._ended.done()
+
     async def wait_lost(self) -> None:
         """Wait for the end of a link that was closed or aborted.
 

@@ -49,6 +49,7 @@ from aiops_protocol.frames import (
     Reject,
     Reply,
     Request,
+    RingFrame,
     Seal,
     Value,
 )
@@ -79,6 +80,7 @@ from aiops_protocol.limits import (
     TEXT_BYTES_MAX,
 )
 from aiops_protocol.payload import Buffer
+from aiops_protocol.ring_codec import RING_FRAMES, decode_ring, encode_ring
 
 __all__ = ["MAGIC", "Prefix", "announce", "decode_body", "decode_prefix", "encode"]
 
@@ -179,6 +181,9 @@ def decode_body(prefix: Prefix, meta: Buffer, payload: Buffer = b"") -> Frame:
     reply = _REPLIES.get(kind)
     if reply is not None:
         return _decode_reply(reply, prefix, meta, payload)
+    if kind in RING_FRAMES:
+        meta_bytes = len(meta) - (_words_after(prefix, meta) if prefix.flags else 0)
+        return decode_ring(kind, meta, meta_bytes, payload, prefix.payload_bytes)
     return _SIMPLE[kind](meta[: len(meta) - _words_after(prefix, meta)], payload)
 
 
@@ -196,7 +201,7 @@ def announce(prefix: Prefix, meta: Buffer) -> Frame | None:
     MalformedFrame
         The metadata is wrong already, so nothing needs to be allocated for the payload.
     """
-    if prefix.kind in _REQUESTS or prefix.kind in _REPLIES:
+    if prefix.kind in _REQUESTS or prefix.kind in _REPLIES or prefix.kind in RING_FRAMES:
         return decode_body(prefix, meta)
     if prefix.kind == Kind.CONTROL:
         _check_no_metadata(meta[: len(meta) - _words_after(prefix, meta)])
@@ -392,6 +397,8 @@ def encode(frame: Frame) -> tuple[bytes, Buffer]:
                 raise LocalProtocolError(f"{frame}: flags {flags:#x} are not for a {kind.name}")
         elif isinstance(frame, Reply):
             meta, payload = _encode_reply(frame), frame.payload
+        elif isinstance(frame, RingFrame):
+            meta, payload = encode_ring(frame), frame.payload
         else:
             meta, payload = _encode_simple(frame)
     except (struct.error, OverflowError, UnicodeEncodeError) as error:

@@ -74,6 +74,7 @@ TRANSITIONS: Final[Mapping[tuple[State, Input], State]] = {
 _BOTH: Final = frozenset({Kind.PING, Kind.PONG, Kind.GOODBYE})
 _REQUESTS: Final = frozenset({Kind.PUSH, Kind.PULL, Kind.PUSH_PULL, Kind.ASSIGN, Kind.SEAL})
 _REPLIES: Final = frozenset({Kind.VALUE, Kind.ACK, Kind.REJECT, Kind.PARKED})
+_PIECES: Final = frozenset({Kind.RING_BEGIN, Kind.RING_PIECE, Kind.RING_CONFIRM})
 
 RECEIVABLE: Final[Mapping[tuple[Purpose, Side], frozenset[Kind]]] = {
     (Purpose.CONTROL, Side.ACCEPTED): _BOTH | {Kind.CONTROL},
@@ -82,6 +83,8 @@ RECEIVABLE: Final[Mapping[tuple[Purpose, Side], frozenset[Kind]]] = {
     (Purpose.DATA, Side.DIALLED): _BOTH | _REPLIES,
     (Purpose.HEARTBEAT, Side.ACCEPTED): _BOTH,
     (Purpose.HEARTBEAT, Side.DIALLED): _BOTH,
+    (Purpose.PEER, Side.ACCEPTED): _BOTH | _PIECES,
+    (Purpose.PEER, Side.DIALLED): _BOTH | _PIECES,
 }
 
 
@@ -202,7 +205,7 @@ class Connection:
             elif self.state is not State.READY:  # in which a frame changes nothing
                 self._move(Input.FRAME)
             elif kind is Kind.CONTROL:
-                self._check_sender(frame.message)  # type: ignore[union-attr]  # a Control
+                self._check_sender(frame.message)  # type: ignore[union-attr,arg-type]  # a Control
         except Exception:
             self._move(Input.ERROR)
             raise

@@ -44,6 +44,15 @@ from aiops_protocol.message import (
     Text,
     Word,
 )
+from aiops_protocol.ring_control import (
+    RingEnter,
+    RingFormed,
+    RingHalt,
+    RingHalted,
+    RingMissing,
+    RingVerdict,
+    RingWanted,
+)
 
 __all__ = [
     "AttachTable",
@@ -457,6 +466,13 @@ ControlMessage: TypeAlias = (
     | StopProposal
     | StopVote
     | StopAt
+    | RingEnter
+    | RingFormed
+    | RingMissing
+    | RingWanted
+    | RingHalt
+    | RingHalted
+    | RingVerdict
     | NodeReport
     | StatusRequest
     | StatusReply

@@ -34,6 +34,10 @@ __all__ = [
     "Reject",
     "Reply",
     "Request",
+    "RingBegin",
+    "RingConfirm",
+    "RingFrame",
+    "RingPiece",
     "Seal",
     "Value",
 ]
@@ -55,6 +59,9 @@ class Kind(IntEnum):
     PING = 33
     PONG = 34
     GOODBYE = 35
+    RING_BEGIN = 48
+    RING_PIECE = 49
+    RING_CONFIRM = 50
 
 
 FIRST_OPTIONAL_KIND = 128
@@ -250,6 +257,58 @@ class Parked(Reply, frozen=True, gc=False, kw_only=True):
     kind = Kind.PARKED
 
 
+class RingFrame(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Fields common to what the members of a ring send each other; see SPEC.md, "Rings".
+
+    `operation` counts the collective operations of this `generation` of the ring from 1. A piece
+    is the words (of 4 bytes) [begin, begin + count) of message number `message` of its sender to
+    this receiver in that operation.
+    """
+
+    kind: ClassVar[Kind]
+
+    operation: int
+    ring: int
+    generation: int
+    begin: int = 0
+    message: int = 0
+    count: int = 0
+    codec: int = Codec.RAW
+    status: int = 0
+    payload: Buffer = NO_BYTES
+
+    def __str__(self) -> str:
+        return (
+            f"{type(self).__name__} ring {self.ring} generation {self.generation} operation "
+            f"{self.operation} message {self.message} [{self.begin}, {self.begin + self.count}), "
+            f"{len(self.payload)} bytes"
+        )
+
+
+class RingBegin(RingFrame, frozen=True, gc=False, kw_only=True):
+    """Worker to worker: I have begun this operation; the payload says in words which it is.
+
+    From now on the receiver of this may send all pieces of the operation: their memory is there.
+    """
+
+    kind = Kind.RING_BEGIN
+
+
+class RingPiece(RingFrame, frozen=True, gc=False, kw_only=True):
+    """Worker to worker: elements to combine with, or to put in place of, the receiver's own."""
+
+    kind = Kind.RING_PIECE
+
+
+class RingConfirm(RingFrame, frozen=True, gc=False, kw_only=True):
+    """Worker to worker: I, and those I have heard of, have the whole result of this operation.
+
+    `message` is the round of the dissemination; bit 0 of `status`: somebody waits to enter.
+    """
+
+    kind = Kind.RING_CONFIRM
+
+
 class Control(msgspec.Struct, frozen=True):
     """Either direction on a control connection: one typed message (see `control.py`)."""
 
@@ -299,6 +358,9 @@ Frame: TypeAlias = (
     | Ack
     | Reject
     | Parked
+    | RingBegin
+    | RingPiece
+    | RingConfirm
     | Control
     | Ping
     | Pong

@@ -73,6 +73,8 @@ class Purpose(IntEnum):
     DATA = 2
     HEARTBEAT = 3
     """PING and PONG between a node and the scheduler, apart from what may be busy."""
+    PEER = 4
+    """Between the members of a ring."""
 
 
 class Method(IntEnum):

@@ -85,6 +85,7 @@ ADMITTED: Final[Mapping[tuple[int, int], frozenset[Role]]] = {
     (Role.SCHEDULER, Purpose.CONTROL): frozenset({Role.SERVER, Role.WORKER, Role.OBSERVER}),
     (Role.SCHEDULER, Purpose.HEARTBEAT): frozenset({Role.SERVER, Role.WORKER}),
     (Role.SERVER, Purpose.DATA): frozenset({Role.WORKER}),
+    (Role.WORKER, Purpose.PEER): frozenset({Role.WORKER}),
 }
 """Who may dial whom, for what; everything else is refused as WRONG_ROLE."""
 

@@ -26,6 +26,7 @@ PREFIX_CRC: Final = struct.Struct("<I")
 PREFIX_WITH_CRC: Final = struct.Struct("<4sBBHIIII")
 REQUEST: Final = struct.Struct("<QQQQIIHBBI")
 REPLY: Final = struct.Struct("<QQQIIHBBI")
+RING: Final = struct.Struct("<QQIIIIBB6x")
 RANGE: Final = struct.Struct("<QQ")
 WORD: Final = struct.Struct("<Q")
 GOODBYE: Final = struct.Struct("<II")
@@ -47,6 +48,9 @@ PAYLOAD_MAX: Final[Mapping[int, int]] = {
     Kind.PING: 0,
     Kind.PONG: 0,
     Kind.GOODBYE: TEXT_BYTES_MAX,
+    Kind.RING_BEGIN: TEXT_BYTES_MAX,
+    Kind.RING_PIECE: PAYLOAD_BYTES_MAX,
+    Kind.RING_CONFIRM: 0,
 }
 """Largest payload of each kind; a kind that is not here is not known to this version."""
 

@@ -111,5 +111,15 @@ BARRIERS_MAX: Final = 1024
 TABLE_ELEMENTS_MAX: Final = 2**48
 """Elements of a dense table: 1 PiB of float32, far above memory, far below 2**64."""
 
+RINGS_MAX: Final = 256
+"""Rings of a job: one for each purpose; each costs the scheduler a row for each member."""
+
+EARLY_BYTES_MAX: Final = 1 * MiB
+"""Pieces of one operation that may be sent to a member that has not begun it: what fits here costs
+no round trip; more waits until the member says RING_BEGIN."""
+
+OPERATIONS_AHEAD_MAX: Final = 8
+"""Operations that a member may have begun and another not: bounds what the other keeps for them."""
+
 CUSTOMERS_MAX: Final = 256
 """Customers of one worker process; each costs a row of bookkeeping per shard."""

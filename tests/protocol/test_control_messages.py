@@ -20,6 +20,7 @@ from aiops_protocol.frames import Control
 from aiops_protocol.greeting import Role
 from aiops_protocol.limits import CONTROL_BYTES_MAX, TEXT_BYTES_MAX, MiB
 from aiops_protocol.message import Message
+from aiops_protocol.ring_control import RingMember
 from protocol_strategies import message_types, messages
 from wire_bytes import decode, handmade, wire
 
@@ -39,7 +40,7 @@ def test_every_message_survives_the_way(message: Any) -> None:
 
 
 def test_every_message_has_a_sender_and_a_docstring_that_names_it() -> None:
-    parts: set[type[Message]] = {control.Member, control.TableSpec, control.ShardPart}
+    parts: set[type[Message]] = {control.Member, control.TableSpec, control.ShardPart, RingMember}
     for cls in message_types():
         assert issubclass(cls, Message)
         assert cls.senders, cls

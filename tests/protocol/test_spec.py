@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 import spec_rows
-from aiops_protocol import control, greeting, layout
+from aiops_protocol import control, greeting, layout, ring_control
 from aiops_protocol.errors import ErrorCode
 from aiops_protocol.frames import (
     CRITICAL_FLAGS,
@@ -152,6 +152,11 @@ LAYOUTS = {
         ),
         set(),
     ),
+    "RING": (
+        layout.RING,
+        ("operation", "begin", "ring", "generation", "message", "count", "codec", "status"),
+        {34},
+    ),
     "REPLY": (
         layout.REPLY,
         ("request_id", "seq", "version", "epoch", "table", "session", "codec", "status", "count"),
@@ -176,7 +181,7 @@ def test_offsets_are_those_of_the_code(message: str) -> None:
     sizes = [struct.calcsize("<" + code) for code in codes if not code.endswith("x")]
     if message == "WELCOME":  # its reserved byte is a field of the format
         del sizes[3]
-    has_magic = message not in ("REQUEST", "REPLY")
+    has_magic = message not in ("REQUEST", "REPLY", "RING")
     assert [int(row[1]) for row in named] == sizes[has_magic:]
 
 
@@ -185,7 +190,13 @@ def test_offsets_are_those_of_the_code(message: str) -> None:
 
 @pytest.mark.parametrize(
     "cls",
-    [*message_types(), control.Member, control.TableSpec, control.ShardPart],
+    [
+        *message_types(),
+        control.Member,
+        control.TableSpec,
+        control.ShardPart,
+        ring_control.RingMember,
+    ],
     ids=lambda cls: cls.__name__,
 )
 def test_each_control_message_has_its_row(cls: type[msgspec.Struct]) -> None:
@@ -195,7 +206,9 @@ def test_each_control_message_has_its_row(cls: type[msgspec.Struct]) -> None:
 
 def test_no_row_tells_of_a_control_message_that_does_not_exist() -> None:
     written = {row[0] for rows in tables() if rows[0][0] == "message" for row in rows[1:]}
-    parts: list[type[msgspec.Struct]] = [control.Member, control.TableSpec, control.ShardPart]
+    parts: list[type[msgspec.Struct]] = [
+        *(control.Member, control.TableSpec, control.ShardPart, ring_control.RingMember)
+    ]
     assert written == {cls.__name__ for cls in [*message_types(), *parts]}
 
 

@@ -122,6 +122,27 @@ def replies(draw: st.DrawFn) -> Frame:
     )
 
 
+@st.composite
+def ring_frames(draw: st.DrawFn) -> Frame:
+    """Anything that a member of a ring could send another."""
+    cls = draw(st.sampled_from([frames.RingBegin, frames.RingPiece, frames.RingConfirm]))
+    payload = b""
+    if cls is frames.RingPiece:
+        payload = draw(words(word_counts.filter(bool)))
+    elif cls is frames.RingBegin:
+        payload = draw(st.text(max_size=200)).encode()
+    return cls(  # type: ignore[return-value]  # each is a Frame
+        operation=draw(u64),
+        begin=draw(u64),
+        ring=draw(u32),
+        generation=draw(u32),
+        message=draw(u32),
+        count=len(payload) // 4 if cls is frames.RingPiece else draw(u32),
+        status=draw(u8),
+        payload=payload,
+    )
+
+
 _NAME_ALPHABET = "ABCXYZabcxyz0189._:-"
 
 
@@ -180,6 +201,6 @@ def simple_frames() -> st.SearchStrategy[Frame]:
 def any_frame() -> st.SearchStrategy[Frame]:
     """Any frame that a correct peer could send."""
     return st.one_of(
-        requests(), requests(), replies(), replies(), simple_frames(),
+        requests(), requests(), replies(), replies(), ring_frames(), simple_frames(),
         messages().map(frames.Control),
     )  # fmt: skip

@@ -18,7 +18,17 @@ import numpy as np
 from aiops_protocol import greeting
 from aiops_protocol.codec import encode
 from aiops_protocol.control import ControlMessage
-from aiops_protocol.frames import Control, Flag, Frame, Goodbye, Ping, Pong, Reply, Request
+from aiops_protocol.frames import (
+    Control,
+    Flag,
+    Frame,
+    Goodbye,
+    Ping,
+    Pong,
+    Reply,
+    Request,
+    RingFrame,
+)
 
 FOLDER = Path(__file__).resolve().parents[2] / "protocol" / "vectors"
 FILES = ("frames.json", "control.json", "handshake.json", "malformed.json")
@@ -98,7 +108,7 @@ def described(frame: Frame, like: Vector) -> dict[str, Any]:
         text = json.dumps(message, default=lambda value: {"bytes": value.decode()})
         return json.loads(text)  # type: ignore[no-any-return]
     fields = msgspec.structs.asdict(frame)
-    if isinstance(frame, Request | Reply):
+    if isinstance(frame, Request | Reply | RingFrame):
         fields["payload"] = _described_payload(bytes(frame.payload), like["fields"]["payload"])
     if isinstance(frame, Reply):
         del fields["flags"]

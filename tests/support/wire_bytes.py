@@ -12,7 +12,7 @@ from crc32c import crc32c
 
 from aiops_protocol.buffer import NEED_DATA, Destination, ReceiveBuffer
 from aiops_protocol.codec import decode_body, decode_prefix, encode
-from aiops_protocol.frames import Frame, Reply, Request
+from aiops_protocol.frames import Frame, Reply, Request, RingFrame
 
 PREFIX_BYTES = 24
 
@@ -27,7 +27,7 @@ def owned(frame: Frame) -> Frame:
     if isinstance(frame, Request):
         copies = {name: bytes(getattr(frame, name)) for name in ("ranges", "keys", "payload")}
         return msgspec.structs.replace(frame, **copies)
-    if isinstance(frame, Reply):
+    if isinstance(frame, Reply | RingFrame):
         return msgspec.structs.replace(frame, payload=bytes(frame.payload))
     return frame
 

@@ -1,0 +1,497 @@
+"""One generation of a ring at one member: carries operations out over connections to the others.
+
+What is sent and combined is decided in `aiops.collective`, who the members are and what becomes of
+an operation that stops by the scheduler (`aiops.roles.rings`). Whatever goes wrong ends the whole
+generation: a new one is cheap, and half of an old one is worth nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Final
+
+import msgspec
+
+from aiops.collective.operation import UnexpectedPiece
+from aiops.errors import (
+    AiopsError,
+    CollectiveAborted,
+    CollectiveMismatch,
+    CollectiveTimeout,
+    PeerMisbehaved,
+)
+from aiops.runtime.postoffice import Postoffice
+from aiops.runtime.ring_call import RingCall, RingWork
+from aiops.runtime.ring_peer import RingPeer
+from aiops.van.base import Van
+from aiops.van.link import Link
+from aiops_protocol.frames import Frame, RingBegin, RingConfirm, RingFrame, RingPiece
+from aiops_protocol.limits import (
+    EARLY_BYTES_MAX,
+    OPERATIONS_AHEAD_MAX,
+    TEXT_BYTES_MAX,
+)
+from aiops_protocol.ring_control import RingFormed, RingHalt, RingHalted, RingVerdict
+
+__all__ = ["RingGroup"]
+
+WARN_S: Final = 10.0
+"""How often the log names whom a call waits for."""
+
+NEWS_S: Final = 1.0
+"""How long to wait for the scheduler to say why a connection has ended: it hears of a death in the
+same moment. Without news the connection itself was at fault."""
+
+VERDICT_TIMEOUT_S: Final = 60.0
+"""How long a call whose end is open may wait for the verdict. The scheduler waits for live members
+only, and finds dead ones by their heartbeats; this is for one whose event loop stands still."""
+
+_WANTED: Final = 1
+
+
+class RingGroup:
+    """The members of one generation, and the operations among them.
+
+    Attributes
+    ----------
+    over
+        Why there are no more operations in this generation, or `None`.
+    wanted
+        Whether somebody waits to enter the ring, as all members know it after the last operation.
+    done
+        Operations that are in effect.
+    """
+
+    def __init__(self, van: Van, postoffice: Postoffice, name: str, formed: RingFormed) -> None:
+        self.name = name
+        self.formed = formed
+        self.over: AiopsError | None = None
+        self.wanted = False
+        self.done = 0
+        self._knock = False  # the scheduler has said that somebody waits
+        self._van = van
+        self._postoffice = postoffice
+        self._loop = asyncio.get_running_loop()
+        ranks = [member.rank for member in formed.members]
+        self.index = ranks.index(postoffice.joined.rank)
+        self.size = len(ranks)
+        self.peers = {
+            index: RingPeer(index, member, self)
+            for index, member in enumerate(formed.members)
+            if index != self.index
+        }
+        self._calls: deque[RingCall] = deque()  # those that have begun, in order
+        self._queue: deque[RingCall] = deque()  # those whose turn comes later
+        self._begun = 0
+        self._early: dict[int, list[tuple[RingPeer, RingFrame]]] = {}
+        self._early_bytes: dict[tuple[int, int], int] = {}
+        self._timers: list[asyncio.TimerHandle] = []
+        self._reported = False
+
+    def __str__(self) -> str:
+        return f"ring {self.name} (generation {self.formed.generation}, {self.size} members)"
+
+    def adopt(self, link: Link, rank: int, incarnation: int) -> bool:
+        """Take over a connection that another member has opened; False if it is none."""
+        for peer in self.peers.values():
+            if (peer.member.rank, peer.member.incarnation) == (rank, incarnation):
+                peer.adopt(link)
+                return True
+        return False
+
+    # --- calls ---
+
+    def call(self, work: RingWork, timeout_s: float) -> RingCall:
+        """Begin an operation, or put it behind those that are on their way."""
+        call = RingCall(work, self.index, self.size, timeout_s)
+        call.timer = self._loop.call_later(min(WARN_S, timeout_s), self._look, call)
+        self._queue.append(call)
+        self._begin_calls()
+        return call
+
+    def _begin_calls(self) -> None:
+        while self._queue and len(self._calls) < OPERATIONS_AHEAD_MAX and self.over is None:
+            call = self._queue.popleft()
+            self._begun += 1
+            call.begin(self._begun)
+            self._calls.append(call)
+            self._announce(call)
+            for peer, frame in self._early.pop(call.number, ()):
+                if self.over is None:
+                    self._take(call, peer, frame)
+            self._advance()
+
+    def _announce(self, call: RingCall) -> None:
+        """Tell the neighbours and partners that the operation has begun, and begin to send."""
+        begin = RingBegin(
+            operation=call.number,
+            ring=self.formed.ring,
+            generation=self.formed.generation,
+            payload=call.work.description.encode()[:TEXT_BYTES_MAX],
+        )
+        for index in self._partners(call):
+            peer = self.peers[index]
+            if index > self.index:
+                peer.dial(self._van, self._postoffice, call.timeout_s)
+            peer.send(begin)
+            self._pump_peer(call, peer)
+
+    def _partners(self, call: RingCall) -> list[int]:
+        """Return all members that this one has to do with in a call; they have with it, too."""
+        neighbours = {(self.index + step) % self.size for step in (-1, 1)}
+        exchanging = {*call.work.plan.peers, *call.confirmation.partners()}
+        return sorted((neighbours | exchanging) - {self.index})
+
+    def cancel(self, call: RingCall) -> None:
+        """Give a call up; if this member has confirmed it, the others may yet have its result."""
+        if call.future.done() and not call.future.cancelled():
+            return
+        call.renounce()
+        if not call.confirmation.started:
+            self.stop("cancelled", f"{self.me} has cancelled {self._what(call)}")
+
+    # --- pieces ---
+
+    def _pump(self, call: RingCall) -> None:
+        for index in call.work.plan.peers:
+            self._pump_peer(call, self.peers[index])
+
+    def _pump_peer(self, call: RingCall, peer: RingPeer) -> None:
+        """Send what is ready for one member, as far as the connection and the member take it."""
+        link = peer.link
+        if link is None or call.number == 0:
+            return
+        operation = call.operation
+        while not link.stream.full:
+            ready = operation.next_send(peer.index)
+            if ready is None:
+                return
+            number, piece = ready
+            payload = operation.payload(piece)
+            if not call.may_send(peer.index, len(payload)):
+                return
+            call.count_early(peer.index, len(payload))
+            begin, count = operation.words(piece)
+            frame = RingPiece(
+                operation=call.number,
+                ring=self.formed.ring,
+                generation=self.formed.generation,
+                begin=begin,
+                message=piece.message,
+                count=count,
+                payload=payload,
+            )
+            link.send(frame, borrowed=piece.borrowed)
+            operation.sent(number)
+
+    def _advance(self) -> None:
+        """Confirm and end whatever is so far, in order."""
+        if self.over is not None:
+            return
+        in_order = True
+        for call in list(self._calls):
+            if not call.confirmation.started:
+                self._pump(call)
+                in_order = in_order and call.operation.finished
+                if in_order:
+                    self._send_confirms(call, call.confirmation.start(_WANTED * self._knock))
+        while self._calls and self._calls[0].confirmation.done:
+            call = self._calls.popleft()
+            self._take_effect(call)
+        self._begin_calls()
+
+    def _take_effect(self, call: RingCall) -> None:
+        self.done = call.number
+        self.wanted = bool(call.confirmation.flags & _WANTED)
+        call.succeed()
+
+    def _send_confirms(self, call: RingCall, told: list[tuple[int, int, int]]) -> None:
+        for number, index, flags in told:
+            frame = RingConfirm(
+                operation=call.number,
+                ring=self.formed.ring,
+                generation=self.formed.generation,
+                message=number,
+                status=flags,
+            )
+            self.peers[index].send(frame)
+
+    # --- what comes ---
+
+    def place(self, peer: RingPeer, frame: Frame, size: int) -> memoryview | None:
+        """Return where a payload that is coming belongs; `None` for memory of its own."""
+        call = self._find(frame.operation) if isinstance(frame, RingPiece) else None
+        if call is None or not isinstance(frame, RingPiece):
+            return None
+        try:
+            return call.operation.destination(peer.index, frame.message, frame.begin, frame.count)
+        except UnexpectedPiece:
+            return None  # `peer_frame` says so
+
+    def _find(self, number: int) -> RingCall | None:
+        for call in self._calls:
+            if call.number == number:
+                return call
+        return None
+
+    def peer_frame(self, peer: RingPeer, frame: RingFrame) -> None:
+        """Take a frame of another member."""
+        if self.over is not None:
+            return
+        if frame.operation > self._begun:
+            self._keep(peer, frame)
+            return
+        call = self._find(frame.operation)
+        if call is None and isinstance(frame, RingBegin):
+            return  # overtaken by what came over other connections
+        if call is None:
+            raise self._misbehaved(peer, f"{frame} for an operation that is over")
+        self._take(call, peer, frame)
+        if self.over is None:
+            self._advance()
+
+    def _keep(self, peer: RingPeer, frame: RingFrame) -> None:
+        """Keep what comes for an operation that this member has not begun; bounded."""
+        key = (peer.index, frame.operation)
+        size = self._early_bytes.get(key, 0) + len(frame.payload)
+        # The text of RING_BEGIN comes with them.
+        if size > EARLY_BYTES_MAX + TEXT_BYTES_MAX or frame.operation > self._begun + (
+            OPERATIONS_AHEAD_MAX
+        ):
+            raise self._misbehaved(peer, f"{frame} too far ahead")
+        self._early_bytes[key] = size
+        # The payload may lie in the connection's buffer.
+        frame = msgspec.structs.replace(frame, payload=bytes(frame.payload))
+        self._early.setdefault(frame.operation, []).append((peer, frame))
+
+    def _take(self, call: RingCall, peer: RingPeer, frame: RingFrame) -> None:
+        index = peer.index
+        self._early_bytes.pop((index, frame.operation), None)
+        try:
+            if isinstance(frame, RingPiece):
+                call.begun.add(index)
+                call.operation.receive(
+                    index, frame.message, frame.begin, frame.count, frame.payload
+                )
+            elif isinstance(frame, RingConfirm):
+                self._send_confirms(
+                    call, call.confirmation.heard(index, frame.message, frame.status)
+                )
+            else:
+                self._compare(call, peer, bytes(frame.payload).decode("utf-8", "replace"))
+        except UnexpectedPiece as error:
+            raise self._misbehaved(peer, str(error)) from error
+
+    def _compare(self, call: RingCall, peer: RingPeer, theirs: str) -> None:
+        ours = call.work.description.encode()[:TEXT_BYTES_MAX].decode("utf-8", "replace")
+        if ours == theirs:
+            call.begun.add(peer.index)
+            return
+        self.stop(
+            "mismatch",
+            f"operation {call.number} of ring {self.name}: {self.me} calls {ours}, but {peer} "
+            f"calls {theirs}; all members must make the same calls in the same order",
+        )
+
+    def _misbehaved(self, peer: RingPeer, what: str) -> PeerMisbehaved:
+        return PeerMisbehaved(f"{peer} of ring {self.name} sent {what}")
+
+    def peer_ready(self, peer: RingPeer) -> None:
+        """Send what has waited for the connection."""
+        self.peer_drained(peer)
+
+    def peer_drained(self, peer: RingPeer) -> None:
+        """Send more to a member whose connection has room."""
+        if self.over is None:
+            for call in list(self._calls):
+                if not call.confirmation.started:
+                    self._pump_peer(call, peer)
+            self._advance()
+
+    def peer_lost(self, peer: RingPeer, reason: str) -> None:
+        """Note the end of a connection; a dead member is announced by the scheduler first."""
+        if self.over is None:
+            text = f"{self.me} has lost the connection to {peer}: {reason}"
+            timer = self._loop.call_later(NEWS_S, self.stop, "connection", text)
+            self._timers.append(timer)
+
+    # --- waiting ---
+
+    def _look(self, call: RingCall) -> None:
+        """Look whether a call has had its time; say now and then whom it waits for."""
+        elapsed_s = call.elapsed_s
+        if elapsed_s < call.timeout_s - 0.001:
+            self._postoffice.log.warning(
+                "collective_waiting",
+                ring=self.name,
+                operation=self._what(call),
+                reason=self._missing(call),
+                seconds=round(elapsed_s, 1),
+            )
+            next_s = min(WARN_S, call.timeout_s - elapsed_s)
+            call.timer = self._loop.call_later(next_s, self._look, call)
+            return
+        text = f"{self._what(call)}: after {elapsed_s:.2f} s {self._missing(call)}"
+        self.stop("timeout", f"{self.me} gives up: {text}", mine=text)
+
+    def _missing(self, call: RingCall) -> str:
+        if not call.number:
+            return "the operations before it are not done"
+        late = [
+            str(peer)
+            for index, peer in sorted(self.peers.items())
+            if index not in call.begun and index in self._partners(call)
+        ]
+        if late:
+            return f"{', '.join(late)} {'has' if len(late) == 1 else 'have'} not begun it"
+        if not call.confirmation.started:
+            return "not all pieces have come"
+        return "not all members have confirmed it"
+
+    @property
+    def me(self) -> str:
+        """Who this worker is, for messages."""
+        return f"worker {self._postoffice.joined.rank} ({self._postoffice.joined.name})"
+
+    def _what(self, call: RingCall) -> str:
+        number = f" {call.number}" if call.number else ""
+        return f"{call.work.verb}{number} of ring {self.name}"
+
+    # --- the end ---
+
+    def stop(self, cause: str, text: str, *, mine: str = "") -> None:
+        """End this generation for all members, for a reason that was found here."""
+        if self.over is None and self._postoffice.failure is None:
+            self._halt(cause, text, (), mine=mine)
+            self._report(cause, text)
+
+    def halt(self, message: RingHalt) -> None:
+        """End this generation: the scheduler says why."""
+        if self.over is None:
+            self._halt(message.cause, message.text, tuple(message.lost))
+        self._report("", "")
+
+    def _report(self, cause: str, text: str) -> None:
+        if self._reported:
+            return
+        self._reported = True
+        self._postoffice.tell_ring(
+            RingHalted(
+                name=self.name,
+                generation=self.formed.generation,
+                done=self.done,
+                cause=cause,
+                text=text[:TEXT_BYTES_MAX],
+            )
+        )
+
+    def _halt(self, cause: str, text: str, lost: tuple[int, ...], *, mine: str = "") -> None:
+        """Stop everything. Who has not confirmed a call knows that it is in effect nowhere."""
+        self.over = self._error(None, cause, text, lost)
+        for peer in self.peers.values():
+            peer.abort()
+        self._early.clear()
+        self._cancel_timers()
+        doubtful = deque(call for call in self._calls if call.confirmation.started)
+        failed = [call for call in self._calls if not call.confirmation.started]
+        self._calls = doubtful
+        for call in [*failed, *self._queue]:
+            call.fail(self._error(call, cause, mine or text, lost, timed_out=bool(mine)))
+        self._queue.clear()
+        if doubtful:
+            self._timers.append(self._loop.call_later(VERDICT_TIMEOUT_S, self._no_verdict))
+
+    def verdict(self, message: RingVerdict) -> None:
+        """End the calls whose end was open, one way or the other."""
+        while self._calls:
+            call = self._calls.popleft()
+            if call.number <= message.done:
+                self._take_effect(call)
+            else:
+                lost = tuple(message.lost)
+                call.fail(self._error(call, message.cause, message.text, lost))
+        self._cancel_timers()
+
+    def _no_verdict(self) -> None:
+        text = (
+            f"the scheduler has not said within {VERDICT_TIMEOUT_S:g} s whether it is in effect "
+            "for the others; here it is not"
+        )
+        self.fail(self._error(self._calls[0] if self._calls else None, "connection", text, ()))
+
+    def fail(self, error: AiopsError) -> None:
+        """End everything with this error: nothing works any more."""
+        self.over = self.over or error
+        for peer in self.peers.values():
+            peer.abort()
+        calls, self._calls = [*self._calls, *self._queue], deque()
+        self._queue.clear()
+        self._early.clear()
+        for call in calls:
+            call.fail(error)
+        self._cancel_timers()
+
+    def leave(self) -> None:
+        """Leave in order: what this member has confirmed still reaches the others."""
+        text = f"{self.me} has finished"
+        if self._calls or self._queue:
+            self.stop("left", text)
+        elif self.over is None:
+            self._report("left", text)
+            self.over = self._error(None, "left", "this worker has finished", ())
+            for peer in self.peers.values():
+                peer.close()
+            self._cancel_timers()
+
+    def retire(self) -> None:
+        """Let go of everything: there is a later generation, or the worker has ended."""
+        if self.over is None:
+            self.fail(self._error(None, "left", "this worker has gone on without it", ()))
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing of it is left."""
+        return self.over is not None and all(peer.closed for peer in self.peers.values())
+
+    async def wait_closed(self) -> None:
+        """Wait until no connection is left."""
+        for peer in self.peers.values():
+            await peer.wait_closed()
+
+    def _cancel_timers(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+
+    def knock(self) -> None:
+        """Note that somebody waits to enter; all members learn of it at the same operation."""
+        self._knock = True
+        if self.size == 1:
+            self.wanted = True
+
+    def _error(
+        self,
+        call: RingCall | None,
+        cause: str,
+        text: str,
+        lost: tuple[int, ...],
+        *,
+        timed_out: bool = False,
+    ) -> AiopsError:
+        if cause == "mismatch":
+            return CollectiveMismatch(text)
+        what = f"ring {self.name}" if call is None else self._what(call)
+        elapsed_s = call.elapsed_s if call is not None else 0.0
+        said = text if timed_out else f"{what} has no effect on any member: {text}"
+        if call is not None and not timed_out:
+            said += f" (after {elapsed_s:.2f} s)"
+        cls = CollectiveTimeout if timed_out else CollectiveAborted
+        return cls(
+            said,
+            ring=self.name,
+            operation=call.work.verb if call is not None else "",
+            cause=cause,
+            lost=lost,
+            elapsed_s=elapsed_s,
+        )

@@ -1,0 +1,184 @@
+"""One member of a ring, as another one sees it: the connection, opened when it is first needed.
+
+Of two members the one that comes first in the list dials; so there is one connection for each pair,
+and none for pairs that exchange nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from aiops.errors import AiopsError
+from aiops.runtime.dialling import LinkPlan, open_link
+from aiops.runtime.postoffice import Postoffice
+from aiops.van.base import Address, Van
+from aiops.van.link import Link
+from aiops_protocol.errors import ErrorCode
+from aiops_protocol.frames import Frame, RingBegin, RingConfirm, RingFrame
+from aiops_protocol.handshake import Purpose, Role
+from aiops_protocol.ring_control import RingMember
+
+__all__ = ["PeerOwner", "RingPeer"]
+
+
+class PeerOwner(Protocol):
+    """What a peer tells the group that it belongs to."""
+
+    def peer_ready(self, peer: RingPeer) -> None:
+        """Take note that frames may be sent."""
+        ...
+
+    def peer_frame(self, peer: RingPeer, frame: RingFrame) -> None:
+        """Take a frame; its payload holds until this returns, unless it was given a place."""
+        ...
+
+    def peer_drained(self, peer: RingPeer) -> None:
+        """Take note that there is room for more."""
+        ...
+
+    def peer_lost(self, peer: RingPeer, reason: str) -> None:
+        """Take note that the connection is gone, or could not be made."""
+        ...
+
+    def place(self, peer: RingPeer, frame: Frame, size: int) -> memoryview | None:
+        """Return where a payload that is coming belongs."""
+        ...
+
+
+class RingPeer:
+    """The connection to one other member.
+
+    Attributes
+    ----------
+    index
+        Its place in the list of members.
+    link
+        The connection, once it is ready.
+    """
+
+    def __init__(self, index: int, member: RingMember, owner: PeerOwner) -> None:
+        self.index = index
+        self.member = member
+        self.link: Link | None = None
+        self._owner = owner
+        self._dialling: asyncio.Task[None] | None = None
+        self._waiting: list[RingBegin | RingConfirm] = []  # small frames, for when it is ready
+        self._over = False
+
+    def __str__(self) -> str:
+        return f"worker {self.member.rank} ({self.member.name})"
+
+    # --- opening ---
+
+    def dial(self, van: Van, postoffice: Postoffice, timeout_s: float) -> None:
+        """Begin to connect, once; the group hears how it ends."""
+        if self.link is None and self._dialling is None and not self._over:
+            coroutine = self._dial(van, postoffice, timeout_s)
+            self._dialling = asyncio.get_running_loop().create_task(coroutine)
+
+    async def _dial(self, van: Van, postoffice: Postoffice, timeout_s: float) -> None:
+        joined = postoffice.joined
+        plan = LinkPlan(
+            Address(self.member.host, self.member.port),
+            str(self),
+            Role.WORKER,
+            Role.WORKER,
+            Purpose.PEER,
+            job=bytes.fromhex(joined.job),
+            rank=joined.rank,
+            incarnation=joined.incarnation,
+            known=True,
+            destination=self.place,
+        )
+        try:
+            await open_link(van, plan, self, timeout_s=timeout_s)
+        except AiopsError as error:
+            if not self._over:
+                self._owner.peer_lost(self, str(error))
+
+    def adopt(self, link: Link) -> None:
+        """Take over a connection that the other side has opened."""
+        link.owner = self
+        link.tag = str(self)
+        self.link_ready(link)
+
+    def place(self, frame: Frame, size: int) -> memoryview | None:
+        """Return where a payload that is coming belongs."""
+        return self._owner.place(self, frame, size)
+
+    # --- sending ---
+
+    def send(self, frame: RingBegin | RingConfirm) -> None:
+        """Send a small frame, now or as soon as there is a connection."""
+        if self.link is not None:
+            self.link.send(frame)
+        elif not self._over:
+            self._waiting.append(frame)
+
+    # --- ending ---
+
+    def close(self) -> None:
+        """End the connection in order: what is written still arrives."""
+        self._end()
+        if self.link is not None:
+            self.link.close()
+
+    def abort(self) -> None:
+        """End the connection at once; memory that was lent to it is free when this returns."""
+        self._end()
+        if self.link is not None:
+            self.link.abort()
+
+    def _end(self) -> None:
+        self._over = True
+        self._waiting.clear()
+        if self._dialling is not None:
+            self._dialling.cancel()
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing of it is left."""
+        dialled = self._dialling is None or self._dialling.done()
+        return self._over and dialled and (self.link is None or self.link.ended)
+
+    async def wait_closed(self) -> None:
+        """Wait until nothing of it is left; after `close` or `abort`."""
+        if self._dialling is not None:
+            await asyncio.gather(self._dialling, return_exceptions=True)
+        if self.link is not None:
+            await self.link.wait_lost()
+
+    # --- LinkOwner ---
+
+    def link_ready(self, link: Link) -> None:
+        """Send what has waited for the connection."""
+        if self._over or self.link is not None:
+            link.close(ErrorCode.UNEXPECTED_FRAME, "this member has a connection already")
+            return
+        self.link = link
+        waiting, self._waiting = self._waiting, []
+        for frame in waiting:
+            link.send(frame)
+        self._owner.peer_ready(self)
+
+    def link_frame(self, link: Link, frame: Frame) -> None:
+        """Pass on what has come."""
+        assert isinstance(frame, RingFrame)
+        self._owner.peer_frame(self, frame)
+
+    def link_pinged(self, link: Link) -> None:
+        """Nothing to do: the link answers."""
+
+    def link_batch_end(self, link: Link) -> None:
+        """Nothing is kept back until the end of a batch."""
+
+    def link_drained(self, link: Link) -> None:
+        """Send more."""
+        self._owner.peer_drained(self)
+
+    def link_lost(self, link: Link, error: AiopsError | None) -> None:
+        """Tell the group, unless it has ended the connection itself."""
+        if not self._over and link is self.link:
+            said = link.goodbye.text if link.goodbye is not None else ""
+            self._owner.peer_lost(self, str(error) if error else said or f"{self} has hung up")
