@@ -18,7 +18,7 @@ from aiops.van.link import Link
 from aiops_protocol.payload import Float32Array
 from van_bodies import leaving_nothing, resume, stall
 
-GUARD_S = float(os.environ.get("AIOPS_TEST_GUARD_S", "20"))
+GUARD_S = float(os.environ.get("AIOPS_TEST_GUARD_S", "60"))
 """No test takes so long; a wait that does has failed."""
 
 T = TypeVar("T")

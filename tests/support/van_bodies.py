@@ -14,7 +14,7 @@ from aiops.van.memory import MemoryStream, MemoryVan
 from aiops.van.tcp import TcpVan
 from aiops.van.tcp_stream import TcpStream
 
-GUARD_S = float(os.environ.get("AIOPS_TEST_GUARD_S", "20"))
+GUARD_S = float(os.environ.get("AIOPS_TEST_GUARD_S", "60"))
 """No test takes so long; a wait that does has failed."""
 
 BODIES = ("tcp", "tcp-transport", "memory")
