@@ -18,11 +18,13 @@ from aiops.consistency import BSP, Consistency
 from aiops.errors import UsageError
 from aiops.init import Initializer
 from aiops.optim import SGD, Optimizer
+from aiops.ring import CALL_TIMEOUT_S, Ring
 from aiops.runtime.customer import Customer
 from aiops.runtime.postoffice import Postoffice
 from aiops.runtime.witness import Telling
 from aiops.table import Table
 from aiops.worker_reports import Reports
+from aiops.worker_rings import Rings
 from aiops.worker_tables import Tables, table_spec
 from aiops_protocol.control import Member
 from aiops_protocol.payload import Float32Array
@@ -34,6 +36,9 @@ CONNECT_TIMEOUT_S: Final = 60.0
 
 TABLE_TIMEOUT_S: Final = 60.0
 """How long opening a table may take: allocation on all servers, or a round of a running job."""
+
+RING_TIMEOUT_S: Final = 60.0
+"""How long forming a ring may take: the other workers come when they are as far."""
 
 BARRIER_TIMEOUT_S: Final = 600.0
 """Ten minutes of computing before a barrier are normal, an hour is a hang."""
@@ -54,6 +59,7 @@ class Worker:
         self.finished = False
         self._told_finished = False
         self._tables = Tables(self)
+        self._rings = Rings(customer.van, postoffice)
         self._planned = 0
         self._open_step = False
         self._ticking = False
@@ -204,6 +210,56 @@ class Worker:
             )
         return await self._tables.open(name, spec, values, timeout_s)
 
+    # --- rings ---
+
+    async def ring(
+        self,
+        name: str,
+        *,
+        timeout_s: float = RING_TIMEOUT_S,
+        call_timeout_s: float = CALL_TIMEOUT_S,
+        bind: str = "127.0.0.1:0",
+        advertise: str | None = None,
+        insecure: bool = False,
+    ) -> Ring:
+        """Form a ring of all live workers, for collective calls among them.
+
+        Every live, unfinished worker calls this; it returns when all have. In a ring that has been
+        formed already, a worker that comes later waits until the members call `Ring.reform`.
+
+        Parameters
+        ----------
+        name
+            Letters, digits and `. _ : -`; the same name again returns the same ring.
+        timeout_s
+            How long to wait for the others, here and in `Ring.reform`.
+        call_timeout_s
+            How long a call waits for the others, unless it says otherwise.
+        bind, advertise, insecure
+            Where other workers reach this one, as for `Server`; those of a worker's first ring
+            hold for all its rings.
+
+        Returns
+        -------
+        ring : Ring
+
+        Raises
+        ------
+        BarrierTimeout
+            Not all workers have come in time; `missing` names them.
+        ConfigError
+            The name or an address is wrong, or other machines could not reach this worker.
+        """
+        check_name(name, "the ring's name")
+        return await self._rings.open(
+            name,
+            check_timeout(timeout_s, f"ring {name}"),
+            check_timeout(call_timeout_s, f"ring {name}"),
+            bind,
+            advertise,
+            insecure,
+        )
+
     # --- the clock ---
 
     async def tick(self) -> None:
@@ -298,6 +354,7 @@ class Worker:
         for table in self._tables.all:
             await table.core.place.settled()
         if not self._told_finished:
+            self._rings.leave()
             self._told_finished = True
             self.postoffice.finish()
 
@@ -366,6 +423,7 @@ class Worker:
     async def _release(self, clean: bool, error: BaseException | None) -> None:
         self._reports.close(last=self.postoffice.failure is None)
         self.postoffice.leave(clean, "" if clean else describe(error))
+        await self._rings.close()
         await self._tables.close()
         await self.customer.close()
         await self.postoffice.wait_left()

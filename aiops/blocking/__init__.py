@@ -11,8 +11,9 @@ moved by one thread at a time; a second one is refused with `UsageError`.
 from __future__ import annotations
 
 from aiops.blocking.local_cluster import LocalCluster
+from aiops.blocking.ring import Ring
 from aiops.blocking.status import fetch_status
 from aiops.blocking.table import LocalCopy, Table
 from aiops.blocking.worker import Worker, connect
 
-__all__ = ["LocalCluster", "LocalCopy", "Table", "Worker", "connect", "fetch_status"]
+__all__ = ["LocalCluster", "LocalCopy", "Ring", "Table", "Worker", "connect", "fetch_status"]

@@ -13,13 +13,20 @@ from typing import Any, Final
 import aiops.connecting
 import aiops.worker
 from aiops.blocking.loop_thread import LoopThread
+from aiops.blocking.ring import Ring
 from aiops.blocking.table import Table
 from aiops.consistency import Consistency
 from aiops.errors import AiopsError, Closed, UsageError
 from aiops.init import Initializer
 from aiops.optim import Optimizer
+from aiops.ring import CALL_TIMEOUT_S
 from aiops.van.base import Van
-from aiops.worker import BARRIER_TIMEOUT_S, CONNECT_TIMEOUT_S, TABLE_TIMEOUT_S
+from aiops.worker import (
+    BARRIER_TIMEOUT_S,
+    CONNECT_TIMEOUT_S,
+    RING_TIMEOUT_S,
+    TABLE_TIMEOUT_S,
+)
 from aiops_protocol.control import Member
 from aiops_protocol.payload import Float32Array
 
@@ -40,6 +47,7 @@ class Worker:
         self._loop = loop
         self._owns_loop = owns_loop
         self._tables: dict[str, Table] = {}
+        self._rings: dict[str, Ring] = {}
         self._clock_lock = threading.Lock()
         self._close_lock = threading.Lock()
         self._closed = False
@@ -129,6 +137,30 @@ class Worker:
             timeout_s=timeout_s,
         )
         return self._tables.setdefault(name, Table(self, opened, self._loop))
+
+    # --- rings ---
+
+    def ring(
+        self,
+        name: str,
+        *,
+        timeout_s: float = RING_TIMEOUT_S,
+        call_timeout_s: float = CALL_TIMEOUT_S,
+        bind: str = "127.0.0.1:0",
+        advertise: str | None = None,
+        insecure: bool = False,
+    ) -> Ring:
+        """Form a ring of all live workers, for collective calls; see `aiops.Worker.ring`."""
+        opened = self._loop.call(
+            self._worker.ring,
+            name,
+            timeout_s=timeout_s,
+            call_timeout_s=call_timeout_s,
+            bind=bind,
+            advertise=advertise,
+            insecure=insecure,
+        )
+        return self._rings.setdefault(name, Ring(opened, self._loop))
 
     # --- the clock ---
 

@@ -16,6 +16,7 @@ TWINS = [
     (aiops.Table, blocking.Table),
     (aiops.LocalCopy, blocking.LocalCopy),
     (aiops.LocalCluster, blocking.LocalCluster),
+    (aiops.Ring, blocking.Ring),
 ]
 
 # What the rooms of aiops call among themselves, or what only makes sense on the event loop.
@@ -52,7 +53,11 @@ def test_the_twin_has_every_public_name(pair: tuple[type, type]) -> None:
 def test_the_twin_has_no_name_of_its_own(pair: tuple[type, type]) -> None:
     """An attribute that the original sets in `__init__` may be a property here."""
     ours, twin = pair
-    attributes: dict[str, set[str]] = {"Worker": {"finished"}, "LocalCopy": {"version"}}
+    attributes: dict[str, set[str]] = {
+        "Worker": {"finished"},
+        "LocalCopy": {"version"},
+        "Ring": {"rank", "world_size"},
+    }
     assert public_names(twin) - public_names(ours) == attributes.get(ours.__name__, set())
 
 

@@ -1,0 +1,229 @@
+"""Ring: collective calls among the workers of a job; `worker.ring()` makes it.
+
+The calls themselves, their arguments and their order are `aiops.collective.member`; who is in the
+ring and how a call is carried out is `aiops.runtime.ring_group`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+import numpy as np
+
+from aiops.checks import check_timeout
+from aiops.collective.call import REDUCTIONS, Array, Call
+from aiops.collective.cost_model import LOOPBACK, Choice, choose
+from aiops.collective.member import Member
+from aiops.collective.plan import Plan, make_plan
+from aiops.collective.schedule import Algorithm, Groups
+from aiops.collective.steps import Span, chunk_spans
+from aiops.errors import AiopsError, CollectiveAborted, UsageError
+from aiops.runtime.ring_call import RingWork
+from aiops.runtime.ring_desk import RingDesk
+from aiops.runtime.ring_group import RingGroup
+
+__all__ = ["Ring"]
+
+CALL_TIMEOUT_S: Final = 600.0
+"""How long a call waits for the others: ten minutes of computing are normal, an hour is a hang."""
+
+SCRATCH_BYTES_MAX: Final = 256 * 1024 * 1024
+"""Working memory that is kept between calls: fresh pages cost more than the sum over them."""
+
+
+class Ring(Member):
+    """One worker's handle of a ring.
+
+    All members make the same calls in the same order. A call ends well on all members, or raises
+    on all and changes no array on any. Whatever ends a call that way ends the ring as it was: the
+    members that are left call `reform`, and then make their calls again.
+
+    Attributes
+    ----------
+    rank, world_size
+        This member's place in the ring, from 0, and how many there are; `reform` changes them.
+    """
+
+    def __init__(
+        self, name: str, desk: RingDesk, group: RingGroup, timeout_s: float, call_timeout_s: float
+    ) -> None:
+        super().__init__(group.index, group.size)
+        self._name = name
+        self._desk = desk
+        self._group = group
+        self._timeout_s = timeout_s
+        self._call_timeout_s = call_timeout_s
+        self._scratch = _Scratch()
+
+    def __repr__(self) -> str:
+        return (
+            f"<Ring {self._name} generation={self.generation} rank={self.rank} of "
+            f"{self.world_size}>"
+        )
+
+    @property
+    def name(self) -> str:
+        """The ring's name."""
+        return self._name
+
+    @property
+    def generation(self) -> int:
+        """How often the ring has been formed, this time included; the same on all members."""
+        return self._group.formed.generation
+
+    @property
+    def workers(self) -> list[int]:
+        """The worker ranks of all members, in the order of their places in the ring."""
+        return [member.rank for member in self._group.formed.members]
+
+    @property
+    def newcomers(self) -> list[int]:
+        """The places of those members that were not in the generation before; the same on all.
+
+        They lack what the others have: give it to them with `broadcast` from one that is not in
+        this list. Empty in the first generation.
+        """
+        return [i for i, member in enumerate(self._group.formed.members) if member.newcomer]
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a worker waits to enter; all members learn of it at the end of the same call.
+
+        It is let in by `reform`.
+        """
+        return self._group.wanted
+
+    @property
+    def broken(self) -> bool:
+        """Whether every call will fail until `reform`."""
+        return self._group.over is not None
+
+    async def reform(self, *, timeout_s: float | None = None) -> None:
+        """Form the ring anew: of the members that are left, and of those who wait to enter.
+
+        All members that are left call this. Afterwards `rank`, `world_size`, `workers` and
+        `newcomers` are those of the new generation.
+
+        Parameters
+        ----------
+        timeout_s
+            How long to wait for the others; `None` takes what `worker.ring` was given.
+
+        Raises
+        ------
+        BarrierTimeout
+            Not all others have called it in time; `missing` names them.
+        UsageError
+            A call of this worker is still on its way.
+
+        Notes
+        -----
+        A call that was cancelled, or ran out of time, is taken back: this member is where it was.
+        """
+        if self._last is not None and not self._last.done():
+            raise UsageError(f"ring {self._name}: await the calls that are on their way first")
+        limit = self._timeout_s if timeout_s is None else check_timeout(timeout_s, "reform")
+        self._group = await self._desk.enter(self._name, limit)
+        self.rank, self.world_size = self._group.index, self._group.size
+
+    def explain(self, kind: str, count: int, *, item_bytes: int = 4) -> Choice:
+        """Return which algorithm "auto" takes for a call, and why: print it.
+
+        Parameters
+        ----------
+        kind
+            "all_reduce", "reduce_scatter", "all_gather" or "broadcast".
+        count
+            Elements of the array.
+        item_bytes
+            Size of an element.
+        """
+        return choose(kind, self.world_size, count * item_bytes, LOOPBACK)
+
+    # --- Member ---
+
+    async def _perform(self, call: Call, flat: Array, timeout_s: float | None) -> None:
+        group = self._group
+        if group.over is not None:
+            raise self._again(call, group.over)
+        limit = self._call_timeout_s
+        if timeout_s is not None:
+            limit = check_timeout(timeout_s, call.kind)
+        plan = make_plan(call.schedule(self.rank, self.world_size, self._groups()))
+        work = self._scratch.take(call.count, flat.dtype)
+
+        def commit() -> None:
+            for span in self._given(call, plan):
+                target, result = flat[slice(*span)], work[slice(*span)]
+                if call.op == "mean":
+                    np.divide(result, result.dtype.type(self.world_size), out=target)
+                else:
+                    target[...] = result
+
+        reduce = REDUCTIONS[call.op or "sum"]
+        begun = group.call(RingWork(call.kind, str(call), plan, flat, work, reduce, commit), limit)
+        try:
+            await begun.future
+        except asyncio.CancelledError:
+            group.cancel(begun)
+            raise
+        finally:
+            self._scratch.give(work)
+
+    def _given(self, call: Call, plan: Plan) -> tuple[Span, ...]:
+        """Return the elements that a call gives this rank."""
+        if call.kind == "reduce_scatter":
+            return (chunk_spans(call.count, self.world_size)[self.rank],) if plan.written else ()
+        return plan.written
+
+    def _withdraw(self, call: Call) -> None:
+        self._group.stop("cancelled", f"{self._group.me} has cancelled its next {call.kind}")
+
+    def _choose(self, kind: str, count: int, item_bytes: int) -> Algorithm:
+        return self.explain(kind, count, item_bytes=item_bytes).algorithm
+
+    def _groups(self) -> Groups:
+        hosts: dict[str, list[int]] = {}
+        for place, member in enumerate(self._group.formed.members):
+            hosts.setdefault(member.host, []).append(place)
+        return tuple(map(tuple, hosts.values()))
+
+    def _again(self, call: Call, error: AiopsError) -> AiopsError:
+        """Return the error of a call in a ring that has ended."""
+        if not isinstance(error, CollectiveAborted | UsageError):
+            return error.with_traceback(None)  # nothing works any more
+        cause = error.cause if isinstance(error, CollectiveAborted) else "mismatch"
+        return CollectiveAborted(
+            f"{call.kind} of ring {self._name}: the ring has to be formed anew (await "
+            f"ring.reform()), because {error}",
+            ring=self._name,
+            operation=call.kind,
+            cause=cause,
+            lost=error.lost if isinstance(error, CollectiveAborted) else (),
+        )
+
+
+class _Scratch:
+    """Working arrays, used again: the pages of a new one cost more than the sum over it."""
+
+    def __init__(self) -> None:
+        self._free: list[np.ndarray[Any, np.dtype[np.uint8]]] = []
+
+    def take(self, count: int, dtype: np.dtype[Any]) -> Array:
+        """Return an array with arbitrary content."""
+        size = count * dtype.itemsize
+        fitting = [memory for memory in self._free if size <= memory.nbytes <= 2 * size + 4096]
+        if fitting:
+            memory = min(fitting, key=lambda memory: memory.nbytes)
+            self._free = [other for other in self._free if other is not memory]
+        else:
+            memory = np.empty(size, np.uint8)
+        return memory[:size].view(dtype)
+
+    def give(self, array: Array) -> None:
+        """Take one back that nobody uses any more."""
+        memory = array.base if array.base is not None else array.view(np.uint8)
+        kept = sum(other.nbytes for other in self._free)
+        if kept + memory.nbytes <= SCRATCH_BYTES_MAX:
+            self._free.append(memory)

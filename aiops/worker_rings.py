@@ -1,0 +1,75 @@
+"""The rings of one worker: made when they are first asked for, left when the worker finishes."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+
+from aiops.errors import ConfigError
+from aiops.ring import Ring
+from aiops.runtime.addresses import parse_address
+from aiops.runtime.postoffice import Postoffice
+from aiops.runtime.ring_desk import RingDesk
+from aiops.van.base import Van
+
+__all__ = ["Rings"]
+
+
+class Rings:
+    """Every ring of a worker, by name."""
+
+    def __init__(self, van: Van, postoffice: Postoffice) -> None:
+        self._van = van
+        self._postoffice = postoffice
+        self._desk: RingDesk | None = None
+        self._rings: dict[str, Ring] = {}
+        self._opening = asyncio.Lock()
+
+    async def open(
+        self,
+        name: str,
+        timeout_s: float,
+        call_timeout_s: float,
+        bind: str,
+        advertise: str | None,
+        insecure: bool,
+    ) -> Ring:
+        """Return the ring of this name; enter it first if it is not known here."""
+        async with self._opening:
+            if name not in self._rings:
+                desk = self._open_desk(bind, advertise, insecure)
+                group = await desk.enter(name, timeout_s)
+                self._rings[name] = Ring(name, desk, group, timeout_s, call_timeout_s)
+            return self._rings[name]
+
+    def _open_desk(self, bind: str, advertise: str | None, insecure: bool) -> RingDesk:
+        if self._desk is None:
+            address = parse_address(bind, "bind")
+            public = parse_address(advertise, "advertise") if advertise else None
+            if public is None and _loopback(address.host):
+                here = self._postoffice.local_host
+                if not _loopback(here):
+                    raise ConfigError(
+                        f"this worker reaches the scheduler from {here}, so other workers may run "
+                        f"on other machines, and they cannot reach {address}: give bind= an "
+                        f"address of this machine, for example {here}:0, with insecure=True"
+                    )
+            self._desk = RingDesk(self._van, self._postoffice, address, public, insecure=insecure)
+        return self._desk
+
+    def leave(self) -> None:
+        """Take part in no call any more."""
+        if self._desk is not None:
+            self._desk.leave()
+
+    async def close(self) -> None:
+        """Close the door and every connection. Idempotent."""
+        if self._desk is not None:
+            await self._desk.close()
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
