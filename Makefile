@@ -9,7 +9,7 @@ PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 CODE   := aiops protocol cli tests $(wildcard benchmarks examples)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test format lint types layers docs fuzz bench sim mutants kill-matrix clean
+.PHONY: help demo test format lint types layers docs fuzz bench sim mutants kill-matrix local-sgd clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' Makefile
@@ -79,6 +79,9 @@ mutants: $(VENV)/.dev  ## plant bugs, each of which the simulator must find
 
 kill-matrix: $(VENV)/.dev  ## kill, stop and end each kind of process; what the others see
 	$(BIN)/python -m pytest tests/integration/test_kill_matrix.py --kill-matrix -q
+
+local-sgd: $(VENV)/.dev  ## local steps beside training in every step, five seeds each
+	$(BIN)/python -m pytest tests/trainers/test_local_training.py --local-sgd -q -s
 
 clean:  ## remove the environment and every cache
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -14,6 +14,7 @@ from aiops.connecting import connect
 from aiops.consistency import ASP, BSP, SSP
 from aiops.local_cluster import LocalCluster
 from aiops.local_copy import LocalCopy
+from aiops.local_sgd import LocalSGD
 from aiops.ring import Ring
 from aiops.runtime.observer import fetch_status
 from aiops.runtime.running import run
@@ -28,6 +29,7 @@ __all__ = [
     "SSP",
     "LocalCluster",
     "LocalCopy",
+    "LocalSGD",
     "PushResult",
     "Ring",
     "Scheduler",

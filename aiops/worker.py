@@ -110,6 +110,11 @@ class Worker:
         return self.postoffice.clock
 
     @property
+    def planned(self) -> int:
+        """Up to which clock the `steps` loops so far go; the next one begins there."""
+        return self._planned
+
+    @property
     def members(self) -> list[Member]:
         """All nodes that are in the job now: role, rank, name, address, state."""
         return list(self.postoffice.members)

@@ -12,6 +12,7 @@ import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -31,6 +32,15 @@ ROOT = Path(__file__).resolve().parent.parent
 os.environ["PYTHONPATH"] = os.pathsep.join(
     str(ROOT / source) for source in (".", "protocol", "cli")
 )
+
+# Threads of the BLAS library that wait for one another on busy processors cost minutes.
+try:
+    import threadpoolctl
+except ImportError:  # comes with scikit-learn
+    pass
+else:
+    assert np.__version__  # loaded: only the libraries that are there by now are limited
+    threadpoolctl.threadpool_limits(1)
 
 # A shell that runs the tests in the background has SIGINT ignored, and what starts from it
 # inherits that; tests of Ctrl-C would then wait for ever.
@@ -71,5 +81,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--all-mutants", action="store_true", help="plant every bug, not only a few of them"
     )
     parser.addoption(
+        "--local-sgd", action="store_true", help="compare local steps over five seeds each"
+    )
+    parser.addoption(
         "--kill-matrix", action="store_true", help="every cell of the kill matrix, not only four"
     )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what only some targets of the Makefile ask for."""
+    if config.getoption("--local-sgd"):
+        return
+    left_out = [item for item in items if item.get_closest_marker("local_sgd")]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]

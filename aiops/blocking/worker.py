@@ -85,6 +85,11 @@ class Worker:
         return self._worker.clock
 
     @property
+    def planned(self) -> int:
+        """Up to which clock the `steps` loops so far go; the next one begins there."""
+        return self._worker.planned
+
+    @property
     def finished(self) -> bool:
         """Whether `finish` was called: no more clocks."""
         return self._worker.finished

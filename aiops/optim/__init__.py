@@ -8,6 +8,7 @@ from aiops.optim.adam import Adam, AdamW
 from aiops.optim.adaptive import Adagrad, RMSProp
 from aiops.optim.assign import Add, Assign
 from aiops.optim.base import Optimizer, Steps, optimizer_from, optimizer_names, register
+from aiops.optim.clipping import clip_by_global_norm
 from aiops.optim.momentum import Momentum
 from aiops.optim.proximal import FTRL, ProximalSGD
 from aiops.optim.schedules import Constant, Cosine, InverseSqrt, Schedule, Stage, Step, WarmUp
@@ -33,6 +34,7 @@ __all__ = [
     "Step",
     "Steps",
     "WarmUp",
+    "clip_by_global_norm",
     "optimizer_from",
     "optimizer_names",
     "register",

@@ -6,6 +6,7 @@ Everything here is plain numpy and works without a cluster; only `train` wants a
 from aiops.trainers.batches import Batches
 from aiops.trainers.config import TrainConfig
 from aiops.trainers.data import Dataset, from_arrays, load
+from aiops.trainers.local_steps import LocalSteps
 from aiops.trainers.loop import Progress, train
 from aiops.trainers.models import Linear, Mlp, Model, Softmax
 from aiops.trainers.report import Evaluation, WorkerReport, final_report, render
@@ -15,6 +16,7 @@ __all__ = [
     "Dataset",
     "Evaluation",
     "Linear",
+    "LocalSteps",
     "Mlp",
     "Model",
     "Progress",

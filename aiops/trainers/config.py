@@ -13,9 +13,11 @@ from typing import Any, Final
 
 from aiops.consistency import consistency_from
 from aiops.errors import ConfigError
-from aiops.optim import Optimizer, optimizer_from
+from aiops.optim import Optimizer, Schedule, optimizer_from
+from aiops.optim.schedules import stages_from
 from aiops.optim.settings import number, whole
 from aiops.trainers.data import Dataset, Task
+from aiops.trainers.local_steps import LocalSteps
 from aiops.trainers.models import Linear, Mlp, Model, Softmax
 
 STEPS_MAX: Final = 2**31 - 1  # a year of steps at 70 a second
@@ -42,7 +44,20 @@ MODELS: Final[Mapping[str, Defaults]] = {
     "mlp": Defaults("classification", epochs=40, optimizer="momentum", lr=0.05),
 }
 # The learning rate that goes with an optimizer other than the model's own.
-OPTIMIZERS: Final[Mapping[str, float]] = {"sgd": 0.1, "momentum": 0.05, "adam": 0.003}
+OPTIMIZERS: Final[Mapping[str, float]] = {
+    "sgd": 0.1,
+    "momentum": 0.05,
+    "adam": 0.003,
+    "adamw": 0.003,
+    "adagrad": 0.05,
+    "rmsprop": 0.001,
+    "ftrl": 0.1,
+    "proximal-sgd": 0.1,
+}
+PROXIMAL: Final = ("ftrl", "proximal-sgd")
+# With local steps each worker has an optimizer of its own; these are DiLoCo's.
+LOCAL_OPTIMIZER: Final = "adamw"
+LOCAL_LR: Final = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +74,21 @@ class TrainConfig:
     batch_size
         Rows per worker and step.
     optimizer
-        `sgd`, `momentum` or `adam`.
+        `sgd`, `momentum`, `adam`, `adamw`, `adagrad`, `rmsprop`, `ftrl` or `proximal-sgd`.
     lr
         Learning rate.
+    lr_schedule
+        How it changes with the steps, as in `warmup:100,cosine:900:0.1`: stages one after the
+        other, which are `constant:steps`, `warmup:steps:start`, `cosine:steps:end`,
+        `step:every:times` and `sqrt:after`.
     momentum
         Share of the velocity that is kept; only for the optimizer `momentum`.
+    weight_decay
+        Only for optimizers that have it.
+    l1, l2
+        Penalties; only for `ftrl` and `proximal-sgd`.
+    clip_norm
+        The gradient of each worker is scaled down to this norm.
     seed
         Decides the start and the order of the rows.
     consistency
@@ -79,6 +104,9 @@ class TrainConfig:
         Steps between two checks of the loss.
     max_seconds
         Stop at the first step boundary after this much time.
+    local
+        Steps that each worker takes alone between two exchanges, by `optimizer`; `None`: every
+        step is exchanged, and the servers have the optimizer.
     """
 
     model: str = "softmax"
@@ -87,7 +115,12 @@ class TrainConfig:
     batch_size: int = 32
     optimizer: str | None = None
     lr: float | None = None
+    lr_schedule: str | None = None
     momentum: float = 0.9
+    weight_decay: float | None = None
+    l1: float | None = None
+    l2: float | None = None
+    clip_norm: float | None = None
     seed: int = 0
     consistency: str = "bsp"
     hidden: tuple[int, ...] = (256, 128)
@@ -95,6 +128,7 @@ class TrainConfig:
     patience: int | None = None
     check_every: int = 20
     max_seconds: float | None = None
+    local: LocalSteps | None = None
 
     def __post_init__(self) -> None:
         """Fill in the defaults of the model and check everything."""
@@ -111,24 +145,36 @@ class TrainConfig:
             )
         if self.steps is None and self.epochs is None:
             self._set("epochs", defaults.epochs)
-        if self.optimizer is None:
-            self._set("optimizer", defaults.optimizer)
-        elif self.optimizer not in OPTIMIZERS:
-            raise _refused("optimizer", self.optimizer, f"one of {', '.join(OPTIMIZERS)}")
-        if self.lr is None:
-            own = self.optimizer == defaults.optimizer
-            self._set("lr", defaults.lr if own else OPTIMIZERS[str(self.optimizer)])
+        self._choose_optimizer(defaults)
         for name, most in (("steps", STEPS_MAX), ("epochs", STEPS_MAX), ("patience", STEPS_MAX)):
             if getattr(self, name) is not None:
                 self._set(name, whole("train", name, getattr(self, name), at_least=1, at_most=most))
         for name, most in (("batch_size", BATCH_MAX), ("check_every", STEPS_MAX)):
             self._set(name, whole("train", name, getattr(self, name), at_least=1, at_most=most))
         self._set("seed", whole("train", "seed", self.seed))
-        for name in ("target_loss", "max_seconds"):
+        for name in ("target_loss", "max_seconds", "clip_norm"):
             if getattr(self, name) is not None:
                 self._set(name, number("train", name, getattr(self, name), above=0.0))
         self._set("hidden", _checked_hidden(self.hidden))
-        self.make_optimizer()  # checks lr and momentum, and names them
+        self.make_optimizer()  # checks lr and what goes with it, and names them
+
+    def _choose_optimizer(self, defaults: Defaults) -> None:
+        own, lr = defaults.optimizer, defaults.lr
+        if self.local is not None:
+            own, lr = LOCAL_OPTIMIZER, LOCAL_LR
+        if self.optimizer is None:
+            self._set("optimizer", own)
+        elif self.optimizer not in OPTIMIZERS:
+            raise _refused("optimizer", self.optimizer, f"one of {', '.join(OPTIMIZERS)}")
+        if self.lr is None:
+            self._set("lr", lr if self.optimizer == own else OPTIMIZERS[str(self.optimizer)])
+        if self.weight_decay is not None and self.optimizer in PROXIMAL:
+            raise ConfigError(f"train: {self.optimizer} has no weight_decay; its l2 does that")
+        for name in ("l1", "l2"):
+            if getattr(self, name) is not None and self.optimizer not in PROXIMAL:
+                raise ConfigError(
+                    f"train: {name} is for {' and '.join(PROXIMAL)}, not for {self.optimizer}"
+                )
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -139,10 +185,16 @@ class TrainConfig:
         return MODELS[self.model].task
 
     def make_optimizer(self) -> Optimizer:
-        """Return the updater that the servers shall use."""
+        """Return the optimizer: of the servers, or of each worker if it takes local steps."""
         settings: dict[str, object] = {"lr": self.lr}
+        if self.lr_schedule is not None:
+            assert self.lr is not None
+            settings["lr"] = Schedule(self.lr, *stages_from(self.lr_schedule))
         if self.optimizer == "momentum":
             settings["momentum"] = self.momentum
+        for name in ("weight_decay", "l1", "l2"):
+            if getattr(self, name) is not None:
+                settings[name] = getattr(self, name)
         return optimizer_from(str(self.optimizer), settings)
 
     def make_model(self, dataset: Dataset) -> Model:
@@ -195,7 +247,8 @@ class TrainConfig:
         unknown = settings.keys() - {field.name for field in dataclasses.fields(cls)}
         if unknown:
             raise ConfigError(f"train: unknown settings {', '.join(sorted(unknown))}")
-        return cls(**settings)
+        local = settings.get("local")
+        return cls(**{**settings, "local": LocalSteps(**local) if local else None})
 
 
 def _refused(name: str, value: object, rule: str) -> ConfigError:

@@ -49,6 +49,11 @@ class TrainingWorker(Protocol):
         ...
 
     @property
+    def planned(self) -> int:
+        """Up to which clock the loops so far go."""
+        ...
+
+    @property
     def members(self) -> Collection[TrainingMember]:
         """All nodes that are in the job now."""
         ...

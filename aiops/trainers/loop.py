@@ -17,17 +17,17 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from aiops.consistency import consistency_from
 from aiops.errors import TrainingDiverged
+from aiops.optim import clip_by_global_norm
 from aiops.trainers.batches import Batches
 from aiops.trainers.config import TrainConfig
 from aiops.trainers.data import Dataset
-from aiops.trainers.handles import TrainingTable, TrainingWorker
+from aiops.trainers.exchange import Exchange, open_exchange
+from aiops.trainers.handles import TrainingWorker
 from aiops.trainers.models import Model
 from aiops.trainers.report import Evaluation, WorkerReport
 from aiops.trainers.stop_rules import StopRules
 
-TABLE: Final = "model"
 # The loss of a check is taken over this many train rows at most: the others wait for the
 # worker that computes it.
 CHECK_ROWS: Final = 8192
@@ -146,13 +146,12 @@ class _Run:
     dataset: Dataset
     model: Model
     config: TrainConfig
-    table: TrainingTable
+    exchange: Exchange
     batches: Batches
     rules: StopRules
     phases: PhaseTimes
     begun: float
     planned: int
-    weights: NDArray[np.float32]
     gradient: NDArray[np.float32]
     taken: int = field(default=0)
     loss: float = field(default=float("nan"))
@@ -169,25 +168,18 @@ class _Run:
         part = ranks.index(worker.rank)
         batches = Batches(rows, config.batch_size, part, len(ranks), config.seed)
         initial = model.initial(config.seed)
-        table = await worker.table(
-            TABLE,
-            shape=(model.size,),
-            init=initial,
-            optimizer=config.make_optimizer(),
-            consistency=consistency_from(config.consistency),
-        )
+        exchange = await open_exchange(worker, config, initial)
         return cls(
             worker=worker,
             dataset=dataset,
             model=model,
             config=config,
-            table=table,
+            exchange=exchange,
             batches=batches,
             rules=StopRules(config.target_loss, config.patience),
             phases=PhaseTimes(worker),
             begun=begun,
             planned=config.planned_steps(batches.per_epoch),
-            weights=initial,  # of the right shape, and not needed any more
             gradient=np.empty_like(initial),
         )
 
@@ -198,7 +190,7 @@ class _Run:
 
     async def take_steps(self, on_progress: Callable[[Progress], object]) -> None:
         """Step until the plan is done or all have agreed to stop."""
-        numbers = aiter(self.worker.steps(self.planned))
+        numbers = aiter(self.exchange.steps(self.planned))
         step = await anext(numbers, None)
         while step is not None:
             await self._step(step)
@@ -213,18 +205,22 @@ class _Run:
         with self.phases.timed("start"):
             rows = self.batches.at(step)
             x, y = self.dataset.x_train[rows], self.dataset.y_train[rows]
-        with self.phases.traced("pull", step):
-            await self.table.pull(out=self.weights)
+        if self.config.local is None:
+            with self.phases.traced("pull", step):
+                await self.exchange.fetch()
         # Overflow is no accident of this line but a property of the training: see below.
         with (
             self.phases.traced("local gradient", step),
             np.errstate(over="ignore", invalid="ignore"),
         ):
-            self.loss, _ = self.model.loss_and_gradient(self.weights, x, y, out=self.gradient)
+            weights = self.exchange.weights
+            self.loss, _ = self.model.loss_and_gradient(weights, x, y, out=self.gradient)
+            if self.config.clip_norm is not None:
+                clip_by_global_norm(self.gradient, self.config.clip_norm)
         if not isfinite(self.loss):
             raise self._diverged(f"{self.loss} at step {step}")
-        with self.phases.traced("push", step):
-            await self.table.push(self.gradient)
+        with self.phases.traced("push" if self.config.local is None else "local step", step):
+            await self.exchange.give(self.gradient)
         self.taken += 1
         self.worker.publish_metrics(loss=self.loss)
 
@@ -269,7 +265,7 @@ class _Run:
         )
 
     async def _evaluate(self) -> Evaluation:
-        await self.table.pull(out=self.weights)
+        await self.exchange.newest()
         train = self._metrics(len(self.dataset.x_train))
         test = self._metrics_of(self.dataset.x_test, self.dataset.y_test)
         if not all(map(isfinite, (*train.values(), *test.values()))):
@@ -285,7 +281,7 @@ class _Run:
 
     def _metrics_of(self, x: NDArray[np.float32], y: NDArray[Any]) -> dict[str, float]:
         with _overflow_shows_in_the_result():
-            return self.model.metrics(self.weights, x, y)
+            return self.model.metrics(self.exchange.weights, x, y)
 
     def _diverged(self, what: str) -> TrainingDiverged:
         return TrainingDiverged(

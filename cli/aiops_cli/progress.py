@@ -40,13 +40,16 @@ class Standing:
         return f"{self.workers} worker{'' if self.workers == 1 else 's'}"
 
 
-def standing(status: Mapping[str, Any], planned: int, elapsed_s: float) -> Standing:
+def standing(
+    status: Mapping[str, Any], planned: int, elapsed_s: float, steps_per_clock: int = 1
+) -> Standing:
     """Read the standing of a training run out of the scheduler's status."""
     workers = [worker for worker in status["workers"] if worker["state"] == "alive"]
     losses = [worker["metrics"]["loss"] for worker in workers if "loss" in worker["metrics"]]
+    clock = min((worker["clock"] for worker in workers), default=0)
     return Standing(
         workers=len(workers),
-        step=min((worker["clock"] for worker in workers), default=0),
+        step=min(planned, steps_per_clock * clock),
         planned=planned,
         loss=sum(losses) / len(losses) if losses else None,
         elapsed_s=elapsed_s,

@@ -14,6 +14,7 @@ import click
 
 import aiops
 from aiops.trainers.config import MODELS, OPTIMIZERS, TrainConfig
+from aiops.trainers.local_steps import LocalSteps
 from aiops_cli.cluster_file import ClusterFile
 from aiops_cli.launch import Plan, log_flags, plan_count
 from aiops_cli.options import (
@@ -37,7 +38,12 @@ SETTINGS = (
     ),
     option("--optimizer", type=click.Choice(list(OPTIMIZERS)), help="How servers update."),
     option("--lr", type=float, help="Learning rate."),
+    option("--lr-schedule", help="As in warmup:100,cosine:900:0.1, by steps; also step and sqrt."),
     option("--momentum", type=float, default=0.9, show_default=True, help="For that optimizer."),
+    option("--weight-decay", type=float, help="Pull towards 0 in every step."),
+    option("--l1", type=float, help="Penalty that makes zeros, for ftrl and proximal-sgd."),
+    option("--l2", type=float, help="Penalty of squares, for ftrl and proximal-sgd."),
+    option("--clip-norm", type=float, help="Scale each worker's gradient down to this norm."),
     option("--hidden", default="256,128", show_default=True, help="Hidden layers of the mlp."),
     option("--seed", type=int, default=0, show_default=True, help="Start values and row order."),
     option(
@@ -51,6 +57,15 @@ SETTINGS = (
     option("--patience", type=int, help="Stop after so many checks without a lower loss."),
     option("--check-every", type=int, default=20, show_default=True, help="Steps between checks."),
     option("--max-seconds", type=float, help="Stop at the first step boundary after this time."),
+)
+
+# Training with local steps: flag, field of LocalSteps, type, help.
+LOCAL = (
+    ("--local-steps", "every", int, "Exchange only after so many steps of each worker (DiLoCo)."),
+    ("--outer-lr", "outer_lr", float, "Learning rate of the servers then.  [default: 0.7]"),
+    ("--outer-momentum", "outer_momentum", float, "Their momentum.  [default: 0.9]"),
+    ("--fragments", "fragments", int, "Exchange the model in so many parts, in turn."),
+    ("--outer-delay", "delay", int, "Steps until a part that was exchanged is taken in."),
 )
 
 
@@ -71,15 +86,32 @@ class Task:
         for name, value in self.config.to_dict().items():
             if name == "hidden":
                 yield from ("--hidden", ",".join(map(str, value)))
+            elif name == "local":
+                for flag, field, _, _ in LOCAL if value else ():
+                    yield from (flag, str(value[field]))
             elif name != "model" and value is not None:
                 yield from (f"--{name.replace('_', '-')}", str(value))
 
 
 def training_options(command: Any) -> Any:
     """Add the settings of the training to a command."""
-    for add in reversed(SETTINGS):
+    local = (option(flag, type=kind, help=text) for flag, _, kind, text in LOCAL)
+    for add in reversed((*SETTINGS, *local)):
         command = add(command)
     return command
+
+
+def local_steps(settings: dict[str, Any]) -> LocalSteps | None:
+    """Take the flags for local steps out of all settings, and return what they say."""
+    given = {
+        field: value
+        for flag, field, _, _ in LOCAL
+        if (value := settings.pop(flag[2:].replace("-", "_"))) is not None
+    }
+    if given and "every" not in given:
+        flags = ", ".join(flag for flag, field, _, _ in LOCAL if field in given)
+        raise click.UsageError(f"{flags}: only with --local-steps")
+    return LocalSteps(**given) if given else None
 
 
 @click.command(
@@ -128,7 +160,8 @@ def train(
     With --scheduler this process joins a running cluster as one worker instead.
     """
     settings["hidden"] = _layers(settings["hidden"])
-    task = Task(data, target, TrainConfig(model=model, **settings))
+    local = local_steps(settings)
+    task = Task(data, target, TrainConfig(model=model, local=local, **settings))
     if scheduler is not None:
         for flag, given in (("servers", servers), ("workers", workers), ("trace", trace)):
             if given is not None and _typed(flag):

@@ -106,7 +106,7 @@ async def _train(
             quiet=quiet,
             is_terminal=sys.stderr.isatty(),
         )
-        showing = asyncio.create_task(_show(scheduler, shown, planned))
+        showing = asyncio.create_task(_show(scheduler, shown, planned, task.config))
         try:
             code = await run_cluster(plan, console, programs, scheduler)
         finally:
@@ -128,7 +128,10 @@ async def _train(
     return 0
 
 
-async def _show(scheduler: aiops.Scheduler, shown: Display, planned: int) -> None:
+async def _show(
+    scheduler: aiops.Scheduler, shown: Display, planned: int, config: TrainConfig
+) -> None:
+    steps_per_clock = 1 if config.local is None else config.local.period
     started_at: float | None = None
     while True:
         await asyncio.sleep(POLL_S)
@@ -136,7 +139,8 @@ async def _show(scheduler: aiops.Scheduler, shown: Display, planned: int) -> Non
         if started_at is None and status["ready"]:
             started_at = time.monotonic()
         if started_at is not None:
-            now = standing(status, planned, time.monotonic() - started_at)
+            elapsed_s = time.monotonic() - started_at
+            now = standing(status, planned, elapsed_s, steps_per_clock)
             if now.workers:  # the first come, the last leave
                 shown.show(now)
 

@@ -108,3 +108,33 @@ def test_a_training_that_diverges_says_so(houses: Path) -> None:
     assert ended.returncode == 1
     assert "diverged" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_local_steps_exchange_once_in_so_many(houses: Path) -> None:
+    ended = aiops(
+        *(
+            "train",
+            "linear",
+            "--data",
+            str(houses),
+            "--target",
+            "price",
+            "--json",
+            "--servers",
+            "2",
+        ),
+        *("--steps", "20", "--batch-size", "8", "--workers", "2", "--local-steps", "5"),
+        *("--optimizer", "sgd", "--lr-schedule", "warmup:5,constant", "--outer-momentum", "0.5"),
+    )
+    assert ended.returncode == 0, ended.stderr
+    report = json.loads(ended.stdout.splitlines()[-1])
+    assert (report["steps"], report["workers"]) == (20, 2)
+    assert report["latency"]["push"]["count"] == 2 * 20 // 5
+    assert "local step" in report["phases"]
+
+
+def test_flags_of_local_steps_need_local_steps() -> None:
+    ended = aiops("train", "softmax", "--outer-lr", "0.5")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "--outer-lr: only with --local-steps" in ended.stderr
+    assert "Traceback" not in ended.stderr

@@ -65,6 +65,9 @@ class FakeTable:
 
     def _close(self, contributions: dict[int, Float32Array | None]) -> None:
         pushed = [g for _, g in sorted(contributions.items()) if g is not None]
+        if not pushed:
+            self.version += 1
+            return
         total = pushed[0].copy()
         for gradient in pushed[1:]:
             total += gradient
@@ -73,7 +76,8 @@ class FakeTable:
     def _update(self, gradient: Float32Array) -> None:
         self.version += 1
         scratch = np.empty_like(gradient)
-        self.optimizer.update(self.values, gradient, self.state, self.version, scratch)
+        optimizer = self.optimizer.at(self.version - 1)
+        optimizer.update(self.values, gradient, self.state, self.version, scratch)
 
 
 class FakeHandle:
@@ -88,10 +92,16 @@ class FakeHandle:
             async with self.table.changed:
                 await self.table.changed.wait_for(lambda: self.table.version == self.worker.clock)
         await asyncio.sleep(0)  # lets the others move, as a round trip would
+        self.worker.counts["pulled"] += out.nbytes
         np.copyto(out, self.table.values)
         return out
 
+    def prefetch(self) -> None:
+        """What it would fetch, `pull` fetches at once."""
+
     async def push(self, gradient: Float32Array) -> None:
+        if self.worker.cluster.drops():
+            return
         self.worker.counts["pushed"] += gradient.nbytes
         self.table.push(self.worker.rank, self.worker.clock, gradient)
         await asyncio.sleep(0)
@@ -100,8 +110,14 @@ class FakeHandle:
 class FakeCluster:
     """Workers that share tables, a stop and barriers. Ranks may have gaps."""
 
-    def __init__(self, ranks: tuple[int, ...], clock: int = 0) -> None:
+    def __init__(
+        self,
+        ranks: tuple[int, ...],
+        clock: int = 0,
+        drops: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.ranks = ranks
+        self.drops = drops
         self.tables: dict[str, FakeTable] = {}
         self.workers = [FakeWorker(self, rank, clock) for rank in ranks]
         self.stop_at: int | None = None
@@ -121,6 +137,7 @@ class FakeWorker:
         self.cluster = cluster
         self.rank = rank
         self.clock = clock
+        self.planned = 0
         self.counts = Counter(pulled=0, pushed=0, retransmitted=0, control=0)
         self.metrics: dict[str, float] = {}
         self.spans: list[tuple[str, int]] = []
@@ -150,7 +167,11 @@ class FakeWorker:
         assert (table.optimizer, table.consistency) == (optimizer, consistency)
         return FakeHandle(table, self)
 
-    async def steps(self, n: int, /) -> AsyncIterator[int]:
+    def steps(self, n: int, /) -> AsyncIterator[int]:
+        self.planned += n
+        return self._steps(self.planned)
+
+    async def _steps(self, n: int) -> AsyncIterator[int]:
         while self.clock < min(n, self.cluster.stop_at or n):
             yield self.clock
             for table in self.cluster.tables.values():

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from aiops.errors import ConfigError
-from aiops.optim import SGD, Adam, Momentum
+from aiops.optim import FTRL, SGD, Adam, AdamW, Cosine, Momentum, Schedule, WarmUp
 from aiops.trainers import Linear, Mlp, Softmax, TrainConfig, from_arrays
-from aiops.trainers.config import HIDDEN_MAX, LAYERS_MAX, MODELS
+from aiops.trainers.config import HIDDEN_MAX, LAYERS_MAX, MODELS, OPTIMIZERS
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -29,6 +29,13 @@ def test_what_is_given_wins() -> None:
     assert config.make_optimizer() == SGD(lr=1.0)
     assert TrainConfig(optimizer="adam").make_optimizer() == Adam(lr=0.003)
     assert TrainConfig(momentum=0.5).make_optimizer() == Momentum(lr=0.05, momentum=0.5)
+    assert TrainConfig(optimizer="adamw", weight_decay=0).make_optimizer() == AdamW(
+        0.003, weight_decay=0.0
+    )
+    assert TrainConfig(optimizer="ftrl", l1=2, l2=1).make_optimizer() == FTRL(l1=2.0, l2=1.0)
+    assert TrainConfig(
+        optimizer="sgd", lr_schedule="warmup:2,cosine:9:0.5"
+    ).make_optimizer() == SGD(Schedule(0.1, WarmUp(2), Cosine(9, end=0.5)))
     assert config.planned_steps(per_epoch=11) == 7
     assert TrainConfig(epochs=3).planned_steps(per_epoch=11) == 33
 
@@ -44,8 +51,8 @@ def test_what_is_given_wins() -> None:
         ({"epochs": -1}, "epochs is -1"),
         ({"batch_size": 0}, "batch_size is 0"),
         ({"batch_size": 2**21}, "at most 1048576"),
-        ({"optimizer": "add"}, "one of sgd, momentum, adam"),
-        ({"optimizer": "lamb"}, "one of sgd, momentum, adam"),
+        ({"optimizer": "add"}, "one of sgd, momentum, adam, adamw"),
+        ({"optimizer": "lamb"}, "one of sgd, momentum, adam, adamw"),
         ({"lr": 0.0}, "lr is 0.0"),
         ({"lr": "fast"}, "lr is 'fast'"),
         ({"momentum": 1.0}, "momentum is 1.0"),
@@ -63,6 +70,14 @@ def test_what_is_given_wins() -> None:
         ({"patience": 0}, "patience is 0"),
         ({"check_every": 0}, "check_every is 0"),
         ({"max_seconds": -5}, "max_seconds is -5"),
+        ({"clip_norm": 0.0}, "clip_norm is 0.0"),
+        ({"lr_schedule": "linear:5"}, "unknown stage 'linear'"),
+        ({"lr_schedule": "cosine"}, "needs more numbers: cosine:steps:end"),
+        ({"optimizer": "ftrl", "lr_schedule": "cosine:9"}, "pass a number"),
+        ({"weight_decay": -1.0}, "weight_decay is -1.0"),
+        ({"weight_decay": 0.1, "optimizer": "ftrl"}, "ftrl has no weight_decay; its l2"),
+        ({"l1": 1.0}, "l1 is for ftrl and proximal-sgd, not for momentum"),
+        ({"l2": -1.0, "optimizer": "proximal-sgd"}, "l2 is -1.0"),
     ],
 )
 def test_a_bad_setting_is_named(settings: dict[str, Any], words: str) -> None:
@@ -97,3 +112,8 @@ def test_a_model_is_made_in_the_size_of_the_data() -> None:
     assert line.target_scale == numbers.target_scale
     with pytest.raises(ConfigError, match="load it with task='regression'"):
         TrainConfig(model="linear").make_model(classes)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_each_optimizer_can_be_asked_for_by_name(name: str) -> None:
+    assert TrainConfig(optimizer=name).make_optimizer().name == name

@@ -19,6 +19,7 @@ from aiops.trainers import (
     load,
     train,
 )
+from aiops.trainers.config import OPTIMIZERS
 from aiops_protocol.payload import Float32Array
 from fake_training import FakeCluster, FakeWorker
 
@@ -91,6 +92,25 @@ async def test_training_learns_and_one_worker_evaluates(blobs: Dataset, consiste
     assert first.evaluation.test == model.metrics(values, blobs.x_test, blobs.y_test)
     assert first.evaluation.train == model.metrics(values, blobs.x_train, blobs.y_train)
     assert first.evaluation.test["accuracy"] > 0.9
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+async def test_every_optimizer_learns_with_its_own_rate(blobs: Dataset, optimizer: str) -> None:
+    config = TrainConfig(epochs=20, batch_size=10, optimizer=optimizer)
+    report, _ = await FakeCluster((0, 1)).run(job(blobs, config))
+    assert report.evaluation is not None
+    assert report.evaluation.test["accuracy"] > 0.9
+
+
+async def test_a_schedule_and_a_limit_of_the_norm_reach_the_training(blobs: Dataset) -> None:
+    """A step of at most the norm times the rate; after 5 steps the rate is nearly 0."""
+    config = TrainConfig(
+        steps=9, optimizer="sgd", lr=1.0, lr_schedule="step:5:1e-9", clip_norm=1e-3
+    )
+    cluster = FakeCluster((0,))
+    await cluster.run(job(blobs, config))
+    moved = float(np.linalg.norm(cluster.tables["model"].values))
+    assert 1e-3 < moved <= 5.001e-3
 
 
 async def test_linear_regression_finds_the_line() -> None:
