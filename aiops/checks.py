@@ -7,10 +7,17 @@ from typing import Final
 import numpy as np
 
 from aiops.errors import ConfigError, UsageError
-from aiops_protocol.limits import NAME_CHARS_MAX
+from aiops_protocol.limits import NAME_CHARS_MAX, WEIGHT_MAX
 from aiops_protocol.payload import Float32Array, all_finite
 
-__all__ = ["check_array", "check_count", "check_name", "check_out", "check_timeout"]
+__all__ = [
+    "check_array",
+    "check_count",
+    "check_name",
+    "check_out",
+    "check_timeout",
+    "check_weight",
+]
 
 _NAME_CHARS: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:-")
 _FLOAT32: Final = np.dtype(np.float32)
@@ -46,6 +53,18 @@ def check_timeout(value: object, what: str) -> float:
     if not number or isinstance(value, bool) or not value > 0:  # type: ignore[operator]
         raise UsageError(f"{what}: timeout_s is {value!r}; it must be a number above 0")
     return min(float(value), TIMEOUT_S_MAX)  # type: ignore[arg-type]  # a number, as just seen
+
+
+def check_weight(value: object, what: str) -> float:
+    """Return the weight of a contribution; `UsageError` if it can be none."""
+    number = isinstance(value, int | float | np.integer | np.floating)
+    weight = float(value) if number and not isinstance(value, bool) else 0.0  # type: ignore[arg-type]
+    if not 1 / WEIGHT_MAX <= weight <= WEIGHT_MAX:
+        raise UsageError(
+            f"{what} is {value!r}; it must be a number above 0, at most {WEIGHT_MAX:.0e} (who has "
+            "no samples does not push)"
+        )
+    return weight
 
 
 def check_array(

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiops.optim import Optimizer, Steps
+from aiops.reduction import Reduction
 from aiops_protocol.key_range import flat_indices
 from aiops_protocol.payload import Buffer, Float32Array
 
@@ -215,22 +216,23 @@ class Shard:
         for array, old in zip((self.values, *self.state.values()), arrays, strict=True):
             array[where] = old
 
-    def step(self, contributions: Sequence[Float32Array], divisor: int | None, step: int) -> None:
-        """Fold whole contributions in the order given, divide, and step every element once.
+    def step(
+        self,
+        contributions: Sequence[Float32Array],
+        reduction: Reduction,
+        step: int,
+        weights: Sequence[float] | None = None,
+    ) -> None:
+        """Reduce whole contributions in the order given, and step every element once.
 
-        The sum is a float32 left fold, then one division by `float32(divisor)` (no division
-        for `None`), as a single process would compute it. `step` counts the rounds, and the
-        clock is one less.
+        `step` counts the rounds, and the clock is one less.
         """
         self._see(step - 1)
         for start in range(0, self.size, BLOCK_ELEMENTS):
             stop = min(start + BLOCK_ELEMENTS, self.size)
             total = self._work[: stop - start]
-            np.copyto(total, contributions[0][start:stop])
-            for contribution in contributions[1:]:
-                np.add(total, contribution[start:stop], out=total)
-            if divisor is not None:
-                np.divide(total, np.float32(divisor), out=total)
+            pieces = [contribution[start:stop] for contribution in contributions]
+            reduction.reduce(pieces, weights, total)
             if total.size == self.size:  # small and whole, as above
                 self._now.update(self.values, total, self.state, step, self._scratch)
             else:

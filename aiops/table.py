@@ -186,7 +186,12 @@ class Table:
     # --- writing ---
 
     async def push(
-        self, gradient: Float32Array, rows: Rows | None = None, *, timeout_s: float | None = None
+        self,
+        gradient: Float32Array,
+        rows: Rows | None = None,
+        *,
+        weight: float | None = None,
+        timeout_s: float | None = None,
     ) -> PushResult:
         """Send a gradient (or delta) to the servers; returns when all parts are acknowledged.
 
@@ -197,6 +202,11 @@ class Table:
             change it meanwhile. Rows that are given repeatedly are summed.
         rows
             A slice, or row numbers; all rows if not given.
+        weight
+            How much this worker's contribution counts in the mean of the round, for example the
+            number of its samples: the sum of weight times gradient over all workers is divided
+            by the sum of their weights. Above 0; 1 if not given. Several pushes of one clock have
+            the same. Only for tables with rounds and `reduce="mean"`.
         timeout_s
             Seconds until the whole call gives up; see `pull`.
 
@@ -207,8 +217,8 @@ class Table:
         Raises
         ------
         UsageError
-            Wrong shape, dtype or rows, NaN or infinity, a finished worker, or a clock that
-            `push_pull` has sealed. Nothing was sent.
+            Wrong shape, dtype or rows, NaN or infinity, a weight that cannot be, a finished
+            worker, or a clock that `push_pull` has sealed. Nothing was sent.
         RequestTimeout
             No answer in time: the push may or may not take effect, but never twice.
         NodeFailed, RequestRejected, RemoteError
@@ -219,7 +229,7 @@ class Table:
         On cancellation what is unsent is copied, so the push still happens whole; or not at
         all, if nothing of it had left. The next `tick` waits for it.
         """
-        return await self._change(Push, gradient, rows, timeout_s, "push")
+        return await self._change(Push, gradient, rows, timeout_s, "push", weight)
 
     async def assign(
         self, values: Float32Array, rows: Rows | None = None, *, timeout_s: float | None = None
@@ -238,6 +248,7 @@ class Table:
         rows: Rows | None,
         timeout_s: float | None,
         verb: str,
+        weight: float | None = None,
     ) -> PushResult:
         core = self.core
         core.writes.check_open(verb)
@@ -245,7 +256,7 @@ class Table:
             timeout_s = check_timeout(timeout_s, f"{verb} to {core.title}")
         operation = core.writes.plan(kind, array, rows, timeout_s, verb=verb)
         if kind is Push:
-            core.place.contribute()
+            core.place.contribute(weight)
         await core.writes.perform(operation)
         return self._result(operation)
 
@@ -255,7 +266,9 @@ class Table:
             "applied", max(versions, default=0) if self.core.has_rounds else sum(versions)
         )
 
-    def push_soon(self, gradient: Float32Array) -> asyncio.Future[PushResult]:
+    def push_soon(
+        self, gradient: Float32Array, *, weight: float | None = None
+    ) -> asyncio.Future[PushResult]:
         """Copy the gradient now and send it in the background; `tick` waits for it.
 
         Returns a future of the result. Nobody has to await it: an error is raised by the next
@@ -275,7 +288,7 @@ class Table:
             )
         operation = core.writes.plan(Push, gradient, None, None, verb="push_soon", copied=True)
         operation.verb = "push"
-        core.place.contribute()
+        core.place.contribute(weight)
         result: asyncio.Future[PushResult] = asyncio.get_running_loop().create_future()
 
         def ended(started: asyncio.Future[None]) -> None:
@@ -301,6 +314,7 @@ class Table:
         gradient: Float32Array,
         *,
         out: Float32Array | None = None,
+        weight: float | None = None,
         timeout_s: float | None = None,
     ) -> Float32Array:
         """Push, and fetch the values once the push has taken effect, in one round trip.
@@ -321,7 +335,7 @@ class Table:
         if out is not None:
             check_out(out, choice.shape, f"push_pull of {core.title}")
         call = self._push_pull_round if core.has_rounds else self._push_pull_now
-        values, version = await call(gradient, choice, out, timeout_s)
+        values, version = await call(gradient, choice, out, weight, timeout_s)
         self._local.refresh(values, version)
         return values
 
@@ -330,12 +344,13 @@ class Table:
         gradient: Float32Array,
         choice: Choice,
         out: Float32Array | None,
+        weight: float | None,
         timeout_s: float | None,
     ) -> tuple[Float32Array, int]:
         core = self.core
         operation = core.writes.plan(Push, gradient, None, timeout_s, verb="push_pull")
         clock = core.place.clock
-        core.place.contribute()
+        core.place.contribute(weight)
         await core.place.ready_to_seal()
         if core.shards > 1:
             await core.writes.perform(operation)
@@ -359,10 +374,12 @@ class Table:
         gradient: Float32Array,
         choice: Choice,
         out: Float32Array | None,
+        weight: float | None,
         timeout_s: float | None,
     ) -> tuple[Float32Array, int]:
         core = self.core
         operation = core.writes.plan(PushPull, gradient, None, timeout_s, verb="push_pull")
+        core.place.contribute(weight)
         values = np.empty(self.shape, np.float32) if out is None else out
         memory = as_bytes(values.reshape(-1))
         for part, piece in zip(operation.parts, choice.pieces, strict=True):

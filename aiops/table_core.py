@@ -35,6 +35,8 @@ class TableCore:
         For messages: `table w`.
     has_rounds
         Whether its version rises by rounds (BSP).
+    takes_weights
+        Whether one contribution to a round may count more than another.
     is_clocked
         Whether others wait for this worker's clock there (BSP, SSP).
     outboxes
@@ -51,6 +53,8 @@ class TableCore:
         self.shape = tuple(spec.shape)
         self.layout = Layout(spec.name, self.shape, opened.parts)
         self.has_rounds = spec.consistency in ROUNDS
+        reduce = spec.consistency_settings.get("reduce")
+        self.takes_weights = self.has_rounds and reduce == "mean"
         self.is_clocked = spec.consistency in CLOCKED
         self.allow_nonfinite = spec.allow_nonfinite
         self.outboxes = [Outbox() for _ in opened.parts]

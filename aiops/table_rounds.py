@@ -10,8 +10,11 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
+from aiops.checks import check_weight
+from aiops.errors import UsageError
 from aiops.roles.requests import Part
 from aiops_protocol.frames import Flag, Seal
+from aiops_protocol.payload import weight_bytes
 
 if TYPE_CHECKING:
     from aiops.table_core import TableCore
@@ -23,6 +26,7 @@ SEALS_IN_FLIGHT_MAX: Final = 16
 
 _CONTRIBUTED: Final = int(Flag.CONTRIBUTED)
 _FINAL: Final = int(Flag.FINAL)
+_WEIGHT: Final = int(Flag.WEIGHT)
 
 
 class Place:
@@ -42,6 +46,7 @@ class Place:
         self.clock = first if takes_part else 0
         self.sealed_early = False
         self._contributed = False  # something was pushed in the open clock
+        self._weight: float | None = None  # how much that counts, if it was said
         self._seals: deque[asyncio.Future[None]] = deque()
 
     @property
@@ -49,9 +54,33 @@ class Place:
         """The version that a pull gets now: an exact one, or 0 for the newest."""
         return self.clock
 
-    def contribute(self) -> None:
-        """Note that something is pushed in the open clock: this worker is in the divisor."""
+    def contribute(self, weight: float | None = None) -> None:
+        """Note that something is pushed in the open clock: this worker is in the divisor.
+
+        Raises
+        ------
+        UsageError
+            Another weight than that of an earlier push of the clock, or one where none counts.
+        """
+        if weight is not None:
+            self._weigh(weight)
         self._contributed = True
+
+    def _weigh(self, given: float) -> None:
+        table = self._table
+        what = f"push to {table.title}: weight"
+        weight = check_weight(given, what)
+        if not table.takes_weights:
+            raise UsageError(
+                f'{what}={given!r}: only in tables with rounds and reduce="mean" (BSP, Quorum) '
+                "contributions have weights"
+            )
+        if self._contributed and self._weight != weight:
+            raise UsageError(
+                f"{what}={given!r}, but an earlier push of this clock has {self._weight}; the "
+                "weight is that of all that is pushed in a clock"
+            )
+        self._weight = weight
 
     async def ready_to_seal(self) -> None:
         """Wait until there is room for one more seal; raise the error of one that failed.
@@ -91,6 +120,10 @@ class Place:
     def _send(self, flags: int) -> None:
         table = self._table
         operation = table.customer.operation("seal", table.title, None)
+        payload = b""
+        if self._weight is not None and flags & _CONTRIBUTED:
+            flags |= _WEIGHT
+            payload = weight_bytes(self._weight)
         for shard in range(table.shards):
             Part(
                 operation,
@@ -99,12 +132,14 @@ class Place:
                 shard,
                 clock=self.clock,
                 flags=flags,
+                payload=payload,
                 outbox=table.outboxes[shard],
             )
         future = table.customer.start(operation, table.layout.servers)
         future.add_done_callback(_seen)
         self._seals.append(future)
         self._contributed = False
+        self._weight = None
 
     async def settled(self) -> None:
         """Wait until every seal is acknowledged. Cancelling is harmless; call it again."""

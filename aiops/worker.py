@@ -205,14 +205,10 @@ class Worker:
         timeout_s = check_timeout(timeout_s, f"opening table {name}")
         spec, values = None, None
         if shape is not None:
-            spec, values = table_spec(
-                name,
-                shape,
-                init,
-                SGD(lr=0.01) if optimizer is None else optimizer,
-                BSP() if consistency is None else consistency,
-                allow_nonfinite,
-            )
+            mode = BSP() if consistency is None else consistency
+            optimizer = SGD(lr=0.01) if optimizer is None else optimizer
+            spec, values = table_spec(name, shape, init, optimizer, mode, allow_nonfinite)
+            mode.check_workers(self.postoffice.expected_workers)
         return await self._tables.open(name, spec, values, timeout_s)
 
     # --- rings ---

@@ -93,13 +93,18 @@ class Table:
         return self._loop.call(self._table.pull, rows, out=out, timeout_s=timeout_s)
 
     def push(
-        self, gradient: Float32Array, rows: Rows | None = None, *, timeout_s: float | None = None
+        self,
+        gradient: Float32Array,
+        rows: Rows | None = None,
+        *,
+        weight: float | None = None,
+        timeout_s: float | None = None,
     ) -> PushResult:
         """Send a gradient and wait for the acknowledgement; see `aiops.Table.push`.
 
         The array is borrowed until this returns or raises.
         """
-        return self._loop.call(self._table.push, gradient, rows, timeout_s=timeout_s)
+        return self._loop.call(self._table.push, gradient, rows, weight=weight, timeout_s=timeout_s)
 
     def assign(
         self, values: Float32Array, rows: Rows | None = None, *, timeout_s: float | None = None
@@ -112,17 +117,22 @@ class Table:
         gradient: Float32Array,
         *,
         out: Float32Array | None = None,
+        weight: float | None = None,
         timeout_s: float | None = None,
     ) -> Float32Array:
         """Push, and fetch the values after it; see `aiops.Table.push_pull`."""
-        return self._loop.call(self._table.push_pull, gradient, out=out, timeout_s=timeout_s)
+        return self._loop.call(
+            self._table.push_pull, gradient, out=out, weight=weight, timeout_s=timeout_s
+        )
 
-    def push_soon(self, gradient: Float32Array) -> Future[PushResult]:
+    def push_soon(
+        self, gradient: Float32Array, *, weight: float | None = None
+    ) -> Future[PushResult]:
         """Copy the gradient now and send it in the background; see `aiops.Table.push_soon`.
 
         Returns a `concurrent.futures.Future` of the result; nobody has to wait for it.
         """
-        return self._loop.start(self._table.push_soon, gradient)
+        return self._loop.start(self._table.push_soon, gradient, weight=weight)
 
     def flush(self) -> None:
         """Wait until every background push is acknowledged; see `aiops.Table.flush`."""

@@ -68,7 +68,9 @@ class SspRule(Rule):
             self.version += 1
         return outcome
 
-    def seal(self, rank: int, clock: int, contributed: bool, final: bool) -> Outcome:
+    def seal(
+        self, rank: int, clock: int, contributed: bool, final: bool, weight: float = 1.0
+    ) -> Outcome:
         """Note a completed clock, or the last one."""
         floor = self.floor
         if floor.entering(rank):

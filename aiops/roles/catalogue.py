@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from math import prod
 
 from aiops.roles.actions import Action, Tell
+from aiops.roles.losses import told_of
 from aiops.roles.rounds import NOTHING_SEALED
 from aiops.roles.rules import CLOCKED
 from aiops.roles.table_entry import (
@@ -225,7 +226,7 @@ class Catalogue:
             if hold is None and (who not in entry.members or who in entry.opened):
                 continue
             entry.members.pop(who, None)
-            verdict = DeathVerdict(worker=rank, sealed={entry.table: NOTHING_SEALED})
+            verdict = DeathVerdict(worker=rank, **told_of({entry.table: NOTHING_SEALED}))
             actions += entry.tell_servers(verdict, servers)
             if hold is not None:
                 actions += [

@@ -20,6 +20,7 @@ from typing import Final
 import numpy as np
 
 from aiops.contribution import ASSIGNMENT_BYTES, CONTRIBUTION_BYTES, Assignment, Contribution
+from aiops.reduction import Reduction
 from aiops.roles.memory import Budget
 from aiops.roles.rounds import Mark, Rounds
 from aiops.shard import Selection, Shard
@@ -66,8 +67,10 @@ class Rule(ABC):
         """Take new values for the selected elements."""
 
     @abstractmethod
-    def seal(self, rank: int, clock: int, contributed: bool, final: bool) -> Outcome:
-        """Note that the worker's round `clock` is whole."""
+    def seal(
+        self, rank: int, clock: int, contributed: bool, final: bool, weight: float = 1.0
+    ) -> Outcome:
+        """Note that the worker's round `clock` is whole, and how much it counts."""
 
     @abstractmethod
     def readable(self, version: int) -> bool:
@@ -134,7 +137,9 @@ class AspRule(Rule):
         self.version += 1
         return OK
 
-    def seal(self, rank: int, clock: int, contributed: bool, final: bool) -> Outcome:
+    def seal(
+        self, rank: int, clock: int, contributed: bool, final: bool, weight: float = 1.0
+    ) -> Outcome:
         """Nothing waits for seals here."""
         return OK
 
@@ -148,19 +153,21 @@ class BspRule(Rule):
 
     Parameters
     ----------
-    mean
-        Divide the sum by the number of workers that pushed.
+    reduction
+        What the contributions of a round become.
     workers
         Ranks that take part from round 0 on; the places of their contributions are paid for.
     budget
         Pays for the places of those who come later, and for assignments.
     """
 
-    def __init__(self, shard: Shard, mean: bool, workers: list[int], budget: Budget) -> None:
+    def __init__(
+        self, shard: Shard, reduction: Reduction, workers: list[int], budget: Budget
+    ) -> None:
         super().__init__(shard)
         self.rounds = Rounds(workers)
         self.places = len(workers)
-        self._mean = mean
+        self._reduction = reduction
         self._budget = budget
         self._contributions: dict[int, Contribution] = {}
         self._assignments: dict[int, Assignment] = {}
@@ -215,7 +222,9 @@ class BspRule(Rule):
         assignment.set(where, values)
         return OK
 
-    def seal(self, rank: int, clock: int, contributed: bool, final: bool) -> Outcome:
+    def seal(
+        self, rank: int, clock: int, contributed: bool, final: bool, weight: float = 1.0
+    ) -> Outcome:
         """Seal the worker's next round, or leave after the last sealed one.
 
         A worker may seal rounds that are not open yet, if nothing of it is parked before.
@@ -235,7 +244,7 @@ class BspRule(Rule):
             return OK
         if clock < sealed:
             return ErrorCode.ALREADY_SEALED
-        rounds.seal(rank, contributed, final=False)
+        rounds.seal(rank, contributed, final=False, weight=weight)
         return OK
 
     def readable(self, version: int) -> bool:
@@ -264,12 +273,12 @@ class BspRule(Rule):
             self._drop_assignment(rank)
         if pushed and self.shard.size:
             wholes = [self._whole(rank) for rank in pushed]
-            divisor = len(pushed) if self._mean else None
-            self.shard.step(wholes, divisor, self.rounds.version)
+            weights = None if set(pushed.values()) == {1.0} else list(pushed.values())
+            self.shard.step(wholes, self._reduction, self.rounds.version, weights)
         for contribution in self._contributions.values():
             contribution.reset()
         self._drop_departed()
-        return pushed
+        return list(pushed)
 
     def _whole(self, rank: int) -> Float32Array:
         # A worker that pushed only to other shards counts in the divisor, with zeros here.

@@ -8,13 +8,30 @@ is given, rounds wait for what the worker had not sealed, and its rank is not gi
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
 from aiops.roles.rounds import NOTHING_SEALED, Mark
-from aiops_protocol.control import DeathQuery, DeathVerdict
+from aiops_protocol.control import DeathQuery, DeathVerdict, LossReport
 
-__all__ = ["Losses"]
+__all__ = ["Losses", "marks_of", "told_of"]
+
+
+def told_of(marks: Mapping[int, Mark]) -> dict[str, Any]:
+    """Return marks as the fields `sealed` and `weights` of a message."""
+    return {
+        "sealed": {table: (mark.sealed, mark.pushed) for table, mark in marks.items()},
+        "weights": {table: list(mark.weights) for table, mark in marks.items() if mark.weights},
+    }
+
+
+def marks_of(message: LossReport | DeathVerdict) -> dict[int, Mark]:
+    """Return the marks that a message tells of, by table."""
+    return {
+        table: Mark(*sealed, tuple(message.weights.get(table, ())))
+        for table, sealed in message.sealed.items()
+    }
 
 
 class _Loss(msgspec.Struct):
@@ -37,14 +54,15 @@ class Losses:
         self._open[worker] = _Loss(dict.fromkeys(servers), {})
         return DeathQuery(worker=worker, incarnation=incarnation)
 
-    def report(self, server: int, worker: int, sealed: Mapping[int, tuple[int, int]]) -> None:
+    def report(self, server: int, report: LossReport) -> None:
         """Take a server's answer."""
+        worker = report.worker
         loss = self._open.get(worker)
         if loss is None:
             return
         loss.asked.pop(server, None)
-        for table, mark in sealed.items():
-            loss.sealed[table] = max(Mark(*mark), loss.sealed.get(table, NOTHING_SEALED))
+        for table, mark in marks_of(report).items():
+            loss.sealed[table] = max(mark, loss.sealed.get(table, NOTHING_SEALED))
 
     def server_gone(self, server: int) -> None:
         """Do not wait for a server that has left; it held nothing."""
@@ -55,6 +73,6 @@ class Losses:
         """Return, once each, the verdicts for which every answer is in."""
         known = [worker for worker, loss in self._open.items() if not loss.asked]
         return [
-            DeathVerdict(worker=worker, sealed=dict(self._open.pop(worker).sealed))
+            DeathVerdict(worker=worker, **told_of(self._open.pop(worker).sealed))
             for worker in known
         ]

@@ -22,11 +22,18 @@ class Mark(NamedTuple):
     """How far a worker has sealed: rounds below `sealed`.
 
     Bit i of `pushed` tells whether it had pushed to the table in round `sealed - 1 - i`. Shards
-    may differ by several seals, so a verdict has to tell about each of them.
+    may differ by several seals, so a verdict has to tell about each of them. `weights` are those of
+    the same rounds, newest first; where they end, the weight is 1.
     """
 
     sealed: int
     pushed: int
+    weights: tuple[float, ...] = ()
+
+    def weight(self, number: int) -> float:
+        """Return the weight of the contribution to a round that is sealed."""
+        place = self.sealed - 1 - number
+        return self.weights[place] if place < len(self.weights) else 1.0
 
 
 NOTHING_SEALED: Final = Mark(0, 0)
@@ -45,7 +52,7 @@ class Rounds:
         self.version = 0
         self._marks = dict.fromkeys(workers, NOTHING_SEALED)
         self._last: dict[int, int] = {}  # rank: takes part only in rounds below this
-        self._pushed: dict[int, dict[int, None]] = {}  # round: ranks in the divisor
+        self._pushed: dict[int, dict[int, float]] = {}  # round: rank in the divisor, weight
         self._holds: dict[int, int] = {}  # entering rank: rounds from this one on must wait
         self._gone: dict[int, None] = {}  # ranks whose mark nobody will ask for
         self._waiting = set(workers)
@@ -72,19 +79,21 @@ class Rounds:
         """Ranks that the open round waits for."""
         return sorted(self._waiting)
 
-    def seal(self, rank: int, contributed: bool, final: bool) -> None:
+    def seal(self, rank: int, contributed: bool, final: bool, weight: float = 1.0) -> None:
         """Note that the worker's contribution to its next unsealed round is whole.
 
         `final`: the worker seals nothing more; it is not part of the round after its last.
         """
-        sealed, pushed = self._marks[rank]
+        sealed, pushed, weights = self._marks[rank]
         if final:
             self._leave(rank, sealed)
             return
         if contributed:
-            self._pushed.setdefault(sealed, {})[rank] = None
+            self._pushed.setdefault(sealed, {})[rank] = weight
         pushed = (pushed << 1 | contributed) & ((1 << HISTORY_BITS) - 1)
-        self._marks[rank] = Mark(sealed + 1, pushed)
+        if weights or weight != 1.0:
+            weights = (weight, *weights[: HISTORY_BITS - 1])
+        self._marks[rank] = Mark(sealed + 1, pushed, weights)
         if sealed == self.version:
             self._waiting.discard(rank)
 
@@ -104,20 +113,26 @@ class Rounds:
             not self._waiting
             and all(self.version < at for at in self._holds.values())
             and any(
-                self.version < sealed and self.version < self._last.get(rank, sealed)
-                for rank, (sealed, _) in self._marks.items()
+                self.version < mark.sealed and self.version < self._last.get(rank, mark.sealed)
+                for rank, mark in self._marks.items()
             )
         )
 
-    def close(self) -> list[int]:
-        """Close the open round, which is `closable`; return the ranks in the divisor, in order."""
-        pushed = sorted(self._pushed.pop(self.version, {}))
+    def close(self) -> dict[int, float]:
+        """Close the open round, which is `closable`.
+
+        Returns
+        -------
+        pushed
+            The ranks in the divisor, in order, and the weight of each.
+        """
+        pushed = dict(sorted(self._pushed.pop(self.version, {}).items()))
         self.version += 1
         self._forget_gone()
         self._waiting = {
             rank
-            for rank, (sealed, _) in self._marks.items()
-            if sealed <= self.version and self.takes_part(rank)
+            for rank, mark in self._marks.items()
+            if mark.sealed <= self.version and self.takes_part(rank)
         }
         return pushed
 
@@ -175,7 +190,7 @@ class Rounds:
             return
         for number in range(mark.sealed, verdict.sealed):
             contributed = bool(verdict.pushed >> (verdict.sealed - 1 - number) & 1)
-            self.seal(rank, contributed, final=False)
+            self.seal(rank, contributed, final=False, weight=verdict.weight(number))
         if rank not in self._last:
             self._leave(rank, self._marks[rank].sealed)
         self._gone[rank] = None
@@ -190,7 +205,7 @@ class Rounds:
 
     def validate(self) -> None:
         """Check what must always hold."""
-        for rank, (sealed, pushed) in self._marks.items():
+        for rank, (sealed, pushed, _) in self._marks.items():
             if self.takes_part(rank):
                 assert (rank in self._waiting) == (sealed <= self.version)
                 assert sealed >= self.version

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from aiops.errors import ConfigError
+from aiops.reduction import reduction_from
 from aiops.roles.bounded import SspRule
 from aiops.roles.consistency import AspRule, BspRule, Rule
 from aiops.roles.memory import Budget
@@ -30,13 +31,13 @@ def check_consistency(spec: TableSpec) -> None:
     match spec.consistency:
         case "asp":
             return
-        case "bsp" if settings.get("reduce") in ("mean", "sum"):
+        case "bsp" if reduction_from(settings.get("reduce"), settings.get("trim")):
             return
         case "ssp" if type(settings.get("staleness")) is int:
             return
     raise ConfigError(
         f"table {spec.name}: consistency {spec.consistency} with {settings} is not known here; "
-        'there is "bsp" with reduce "mean" or "sum", "ssp" with a staleness, and "asp"'
+        'there is "bsp" with a reduce, "ssp" with a staleness, and "asp"'
     )
 
 
@@ -49,7 +50,9 @@ def rule_for(spec: TableSpec, shard: Shard, workers: list[int], budget: Budget) 
     """Make the rule; `workers` are those that take part from the beginning."""
     settings = spec.consistency_settings
     if spec.consistency == "bsp":
-        return BspRule(shard, settings["reduce"] == "mean", workers, budget)
+        reduction = reduction_from(settings["reduce"], settings.get("trim"))
+        assert reduction is not None
+        return BspRule(shard, reduction, workers, budget)
     if spec.consistency == "ssp":
         staleness = settings["staleness"]
         assert isinstance(staleness, int)

@@ -95,8 +95,8 @@ class SchedulerCore(Job):
                 return self.catalogue.shard_ready(node.rank, message, self._server_peers())
             case RoundHeld():
                 return self.catalogue.held(node.rank, message, self._server_peers())
-            case LossReport(worker=worker, sealed=sealed):
-                self._losses.report(node.rank, worker, sealed)
+            case LossReport():
+                self._losses.report(node.rank, message)
                 return self._settle_losses(now)
             case _:
                 return self._from_any(node, message, now)

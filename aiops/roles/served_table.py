@@ -8,6 +8,7 @@ belongs to this table and the worker may speak. What a mutation does to values i
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import isnan
 from typing import Final
 
 import msgspec
@@ -24,7 +25,7 @@ from aiops_protocol.delivery import Inbox, Verdict
 from aiops_protocol.errors import ErrorCode
 from aiops_protocol.frames import AckLevel, Assign, Flag, Pull, PushPull, Request, Seal
 from aiops_protocol.limits import PAYLOAD_BYTES_MAX
-from aiops_protocol.payload import Float32Array, all_finite, as_float32
+from aiops_protocol.payload import Float32Array, all_finite, as_float32, weight_of
 
 __all__ = ["Caller", "ServedTable"]
 
@@ -35,6 +36,7 @@ _INITIAL: Final = int(Flag.INITIAL)
 _CONTRIBUTED: Final = int(Flag.CONTRIBUTED)
 _FINAL: Final = int(Flag.FINAL)
 _BASE_VERSION: Final = int(Flag.BASE_VERSION)
+_WEIGHT: Final = int(Flag.WEIGHT)
 _HIGHEST_LEVEL: Final = int(AckLevel.APPLIED)
 
 OK: Final = ErrorCode.OK
@@ -184,7 +186,12 @@ class ServedTable:
         self._in_use = self._in_use or not flags & _INITIAL
         if type(request) is Seal:
             contributed, final = bool(flags & _CONTRIBUTED), bool(flags & _FINAL)
-            return self.rule.seal(caller.rank, request.clock, contributed, final), ""
+            weight = 1.0
+            if flags & _WEIGHT:
+                weight = weight_of(request.payload)
+                if isnan(weight):
+                    return ErrorCode.INVALID_SETTING, "the weight of a contribution is not one"
+            return self.rule.seal(caller.rank, request.clock, contributed, final, weight), ""
         if request.ranges:
             where = select(0, 0, request.ranges, self.begin)
             size = selected_elements(where)

@@ -17,6 +17,7 @@ from aiops.init import initializer_from
 from aiops.optim import optimizer_from
 from aiops.roles.actions import Action, Drop, Ended, Note, Tell
 from aiops.roles.answers import refuse
+from aiops.roles.losses import marks_of, told_of
 from aiops.roles.memory import Budget, shard_bytes
 from aiops.roles.rounds import NOTHING_SEALED, Mark
 from aiops.roles.rules import ROUNDS, check_consistency, places, rule_for
@@ -172,8 +173,8 @@ class ServerCore:
                 return self._admit(table_id, worker, version)
             case DeathQuery(worker=worker, incarnation=incarnation):
                 return self._lose(worker, incarnation)
-            case DeathVerdict(worker=worker, sealed=sealed):
-                return self._settle(worker, sealed)
+            case DeathVerdict():
+                return self._settle(message.worker, marks_of(message))
             case Shutdown(reason=reason, failed=failed):
                 self.ended = self.ended or Ended(not failed, reason)
                 return [self.ended]
@@ -271,16 +272,16 @@ class ServerCore:
     def _lose(self, worker: int, incarnation: int) -> list[Action]:
         actions = self._fence(worker, incarnation + 1, "was declared lost by the scheduler")
         self._lost[worker] = incarnation
-        sealed: dict[int, tuple[int, int]] = {}
+        sealed: dict[int, Mark] = {}
         for table in self.tables.values():
             mark = table.rule.lose(worker)
             if mark is not None:
                 sealed[table.table_id] = mark
             # If it was about to enter, a round may have waited for that.
             actions += self._note_end(table, table.advance())
-        return [*actions, Tell(LossReport(worker=worker, sealed=sealed))]
+        return [*actions, Tell(LossReport(worker=worker, **told_of(sealed)))]
 
-    def _settle(self, worker: int, sealed: dict[int, tuple[int, int]]) -> list[Action]:
+    def _settle(self, worker: int, sealed: dict[int, Mark]) -> list[Action]:
         incarnation = self._lost.pop(worker, None)
         if incarnation is not None:
             for table in self.tables.values():
@@ -289,7 +290,7 @@ class ServerCore:
         for table_id, mark in sealed.items():
             settled = self.tables.get(table_id)
             if settled is not None:  # this server may hold no part of it
-                actions += self._note_end(settled, settled.settle(worker, Mark(*mark)))
+                actions += self._note_end(settled, settled.settle(worker, mark))
         return actions
 
     def rounds(self) -> dict[str, tuple[int, list[int]]]:

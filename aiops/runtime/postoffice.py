@@ -129,6 +129,11 @@ class Postoffice:
         return self._state.epoch if self._state else 0
 
     @property
+    def expected_workers(self) -> int:
+        """How many workers the job is meant to have; 0 if any number may come and go."""
+        return self._state.expected_workers if self._state else 0
+
+    @property
     def members(self) -> list[Member]:
         """All nodes of the job that are in it now."""
         members = self._state.members if self._state else []

@@ -68,6 +68,7 @@ from aiops_protocol.layout import (
     RANGE,
     REPLY,
     REQUEST,
+    WEIGHT,
     WORD,
     WORD_FLAGS,
 )
@@ -231,6 +232,8 @@ def _decode_request(cls: type[Request], prefix: Prefix, meta: Buffer, payload: B
         raise MalformedFrame(f"{prefix.payload_bytes} bytes of payload are not whole float32")
     if cls is Pull and prefix.payload_bytes != (8 * count if flags & KEY_LIST else 0):
         raise MalformedFrame(f"{prefix.payload_bytes} bytes of payload in a Pull of {count} keys")
+    if cls is Seal and prefix.payload_bytes != (8 if flags & WEIGHT else 0):
+        raise MalformedFrame(f"{prefix.payload_bytes} bytes of payload in a Seal, flags {flags:#x}")
     offset = _REQUEST_BYTES
     ranges: Buffer = b""
     keys: Buffer = b""
@@ -393,6 +396,8 @@ def encode(frame: Frame) -> tuple[bytes, Buffer]:
         if isinstance(frame, Request):
             meta, payload = _encode_request(frame)
             flags = frame.flags
+            if kind is Kind.SEAL and len(payload) != (8 if flags & WEIGHT else 0):
+                raise LocalProtocolError(f"{frame}: 8 bytes with WEIGHT, none without")
             if flags and flags & ~KNOWN_FLAGS[kind]:
                 raise LocalProtocolError(f"{frame}: flags {flags:#x} are not for a {kind.name}")
         elif isinstance(frame, Reply):

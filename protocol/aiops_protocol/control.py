@@ -42,6 +42,7 @@ from aiops_protocol.message import (
     Span,
     Spans,
     Text,
+    Weights,
     Word,
 )
 from aiops_protocol.ring_control import (
@@ -335,6 +336,7 @@ class LossReport(Message, frozen=True, tag=True, kw_only=True):
 
     worker: Count
     sealed: Sealed
+    weights: Weights = msgspec.field(default_factory=dict)
 
 
 class DeathVerdict(Message, frozen=True, tag=True, kw_only=True):
@@ -344,6 +346,7 @@ class DeathVerdict(Message, frozen=True, tag=True, kw_only=True):
 
     worker: Count
     sealed: Sealed
+    weights: Weights = msgspec.field(default_factory=dict)
 
 
 # --- barriers and the common stop -----------------------------------------------------------

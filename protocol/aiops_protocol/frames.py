@@ -87,7 +87,7 @@ class Flag(IntFlag):
     FINAL = 1 << 5
     """A SEAL that seals nothing: from this clock on the worker takes part in no round."""
     WEIGHT = 1 << 6
-    """Reserved: a SEAL carries the weight of the contribution."""
+    """The payload of a SEAL is the weight of the contribution, one float64; 1 without it."""
     DEADLINE = 1 << 8
     """The metadata has the milliseconds after which nobody waits for the answer."""
     BASE_VERSION = 1 << 9

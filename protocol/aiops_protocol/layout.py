@@ -39,7 +39,7 @@ PAYLOAD_MAX: Final[Mapping[int, int]] = {
     Kind.PULL: 8 * RANGES_PER_FRAME_MAX,  # a key list
     Kind.PUSH_PULL: PAYLOAD_BYTES_MAX,
     Kind.ASSIGN: PAYLOAD_BYTES_MAX,
-    Kind.SEAL: 0,
+    Kind.SEAL: 8,  # the weight of the contribution
     Kind.VALUE: PAYLOAD_BYTES_MAX,
     Kind.ACK: 0,
     Kind.REJECT: TEXT_BYTES_MAX,
@@ -56,6 +56,7 @@ PAYLOAD_MAX: Final[Mapping[int, int]] = {
 
 # Plain integers: `&` with an IntFlag costs a microsecond and a request has few.
 KEY_LIST: Final = int(Flag.KEY_LIST)
+WEIGHT: Final = int(Flag.WEIGHT)
 WORD_FLAGS: Final = (int(Flag.CODEC_PARAMETERS), int(Flag.DEADLINE), int(Flag.BASE_VERSION))
 KNOWN_OPTIONAL: Final = int(Flag.DEADLINE | Flag.BASE_VERSION)
 HAS_WORDS: Final = OPTIONAL_FLAGS | Flag.CODEC_PARAMETERS.value
@@ -66,6 +67,6 @@ KNOWN_FLAGS: Final[Mapping[int, int]] = {
         int(Flag.KEY_LIST | Flag.CODEC_PARAMETERS) | KNOWN_OPTIONAL,
     ),
     Kind.ASSIGN: int(Flag.KEY_LIST | Flag.CODEC_PARAMETERS | Flag.INITIAL) | KNOWN_OPTIONAL,
-    Kind.SEAL: int(Flag.CONTRIBUTED | Flag.FINAL) | KNOWN_OPTIONAL,
+    Kind.SEAL: int(Flag.CONTRIBUTED | Flag.FINAL | Flag.WEIGHT) | KNOWN_OPTIONAL,
 }
 """Flags that a kind may have; those that are not here have none."""

@@ -120,6 +120,9 @@ no round trip; more waits until the member says RING_BEGIN."""
 
 OPERATIONS_AHEAD_MAX: Final = 8
 """Operations that a member may have begun and another not: bounds what the other keeps for them."""
+WEIGHT_MAX: Final = 10**18
+"""Weight of a contribution (samples, tokens), and what its inverse must not exceed: both fit
+float32 with room for their products with gradients."""
 
 CUSTOMERS_MAX: Final = 256
 """Customers of one worker process; each costs a row of bookkeeping per shard."""

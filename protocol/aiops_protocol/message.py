@@ -24,6 +24,7 @@ from aiops_protocol.limits import (
     SETTINGS_MAX,
     TABLES_MAX,
     TEXT_BYTES_MAX,
+    WINDOW_MUTATIONS,
     WORKERS_MAX,
 )
 
@@ -56,6 +57,12 @@ Port: TypeAlias = Annotated[int, Meta(ge=0, le=65535)]
 Sealed: TypeAlias = Annotated[dict[Count, tuple[Count, Count]], Meta(max_length=TABLES_MAX)]
 """Per table: rounds below the first number are sealed; bit i of the second says whether the
 worker had pushed in round `first - 1 - i`."""
+
+Weights: TypeAlias = Annotated[
+    dict[Count, Annotated[list[float], Meta(max_length=WINDOW_MUTATIONS)]],
+    Meta(max_length=TABLES_MAX),
+]
+"""Per table: weights of the contributions to the rounds that `Sealed` tells of, newest first."""
 
 Span: TypeAlias = tuple[Key, int, int, int | None]
 """Name, start and duration in ns of the host's monotonic clock, step."""

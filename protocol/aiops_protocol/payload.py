@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from math import isfinite
-from typing import TypeAlias
+import struct
+from math import isfinite, nan
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Buffer", "Float32Array", "all_finite", "as_bytes", "as_float32"]
+from aiops_protocol.limits import WEIGHT_MAX
+
+__all__ = [
+    "Buffer",
+    "Float32Array",
+    "all_finite",
+    "as_bytes",
+    "as_float32",
+    "weight_bytes",
+    "weight_of",
+]
 
 Float32Array: TypeAlias = NDArray[np.float32]
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 FLOAT32 = np.dtype("<f4")
+_WEIGHT: Final = struct.Struct("<d")
 
 
 def as_bytes(array: Float32Array) -> memoryview:
@@ -24,6 +36,19 @@ def as_bytes(array: Float32Array) -> memoryview:
 def as_float32(buffer: Buffer) -> Float32Array:
     """View bytes as little-endian float32; the length must be a multiple of four."""
     return np.frombuffer(buffer, FLOAT32)
+
+
+def weight_bytes(weight: float) -> bytes:
+    """Return the weight of a contribution as the payload of a SEAL."""
+    return _WEIGHT.pack(weight)
+
+
+def weight_of(payload: Buffer) -> float:
+    """Return the weight in the payload of a SEAL; NaN if it holds none that is allowed."""
+    if len(payload) != _WEIGHT.size:
+        return nan
+    (weight,) = _WEIGHT.unpack(payload)
+    return float(weight) if 1 / WEIGHT_MAX <= weight <= WEIGHT_MAX else nan
 
 
 def all_finite(values: Float32Array) -> bool:

@@ -28,6 +28,7 @@ from aiops.optim import (
     Steps,
     WarmUp,
 )
+from aiops.reduction import Mean, Sum
 from aiops.shard import BLOCK_ELEMENTS, Selection, Shard, select, selected_elements
 from aiops_protocol.key_range import Partition
 from aiops_protocol.payload import Float32Array
@@ -113,7 +114,7 @@ def test_a_round_is_a_left_fold_in_the_order_given_and_one_division(
     for number, contributions in enumerate(rounds, start=1):
         for part in parts:
             mine = [c[part.begin : part.end] for c in contributions]
-            part.step(mine, workers if mean else None, number)
+            part.step(mine, Mean() if mean else Sum(), number)
         total = contributions[0].copy()
         for contribution in contributions[1:]:
             total = total + contribution
@@ -217,7 +218,7 @@ def test_a_schedule_goes_by_the_furthest_clock_and_never_back() -> None:
 def test_a_schedule_goes_by_rounds_where_there_are_some() -> None:
     shard = Shard(0, 1, SGD(lr=Schedule(1.0, WarmUp(4))), np.zeros(1, F))
     for number in (1, 2, 5):
-        shard.step([np.ones(1, F)], None, number)
+        shard.step([np.ones(1, F)], Sum(), number)
     assert shard.values[0] == -(0.25 + 0.5 + 1.0)
 
 
@@ -237,7 +238,7 @@ def test_an_empty_shard_takes_everything_and_does_nothing() -> None:
     nothing = np.empty(0, F)
     shard.apply(slice(0, 0), nothing)
     shard.write(slice(0, 0), nothing)
-    shard.step([nothing], 1, 1)
+    shard.step([nothing], Mean(), 1)
     assert shard.read(slice(0, 0)).size == shard.size == 0
 
 

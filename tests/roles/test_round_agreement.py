@@ -11,7 +11,7 @@ def closed(rounds: Rounds) -> list[list[int]]:
     """Close all that can be closed; the contributors of each round."""
     result = []
     while rounds.closable:
-        result.append(rounds.close())
+        result.append(list(rounds.close()))
         rounds.validate()
     rounds.validate()
     return result

@@ -13,7 +13,6 @@ from aiops.errors import ConfigError
 from aiops.roles.actions import Tell
 from aiops.roles.bounded import SspRule
 from aiops.roles.floor import Floor
-from aiops.roles.rounds import NOTHING_SEALED
 from aiops_protocol.control import DeathQuery, DeathVerdict, RoundHeld, RoundHold, RoundRelease
 from aiops_protocol.errors import ErrorCode
 from aiops_protocol.frames import Ack, Flag, Parked, Value
@@ -97,7 +96,7 @@ def test_whoever_goes_is_waited_for_no_more(leaves: str) -> None:
     elif leaves == "lost":
         answers = served.core.order(DeathQuery(worker=1, incarnation=1), 1.0)
     else:
-        verdict = DeathVerdict(worker=1, sealed={1: NOTHING_SEALED})
+        verdict = DeathVerdict(worker=1, sealed={1: (0, 0)})
         answers = served.core.order(verdict, 1.0)
     served.core.validate()
     assert values_of(replies(answers, 10)[0]) == [5, 5], "what it has pushed stays"

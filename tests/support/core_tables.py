@@ -35,11 +35,12 @@ def spec_of(
     consistency: str = "bsp",
     reduce: str = "mean",
     staleness: int = 0,
+    trim: int | None = None,
     init: str = "constant",
 ) -> TableSpec:
     """The settings of a table."""
     given: dict[str, dict[str, Any]] = {
-        "bsp": {"reduce": reduce},
+        "bsp": {"reduce": reduce} | ({} if trim is None else {"trim": trim}),
         "ssp": {"staleness": staleness},
     }
     return TableSpec(

@@ -101,9 +101,9 @@ def _everything_answered(self: delivery.Outbox) -> int:
     return self._next
 
 
-def _arrival_order(self: rounds.Rounds) -> list[int]:
-    pushed = _close(self)
-    return pushed[1:] + pushed[:1]
+def _arrival_order(self: rounds.Rounds) -> dict[int, float]:
+    pushed = list(_close(self).items())
+    return dict(pushed[1:] + pushed[:1])
 
 
 _close = rounds.Rounds.close
@@ -128,8 +128,10 @@ def _never_dead(self: detector.FailureDetector, now: float) -> tuple[list[int], 
     return [], []
 
 
-def _count_everybody(self: rounds.Rounds, rank: int, contributed: bool, final: bool) -> None:
-    _seal(self, rank, True, final)
+def _count_everybody(
+    self: rounds.Rounds, rank: int, contributed: bool, final: bool, weight: float = 1.0
+) -> None:
+    _seal(self, rank, True, final, weight)
 
 
 _seal = rounds.Rounds.seal
