@@ -136,7 +136,7 @@ class Median(TrimmedMean):
 
 
 class MajoritySign(Reduction):
-    """The sign that most have: -1, 0 or 1 [1]_; a tie, or a majority of zeros, is 0.
+    """The sign that most have: -1, 0 or 1 [1]_. Zeros do not vote, and a tie is 0.
 
     References
     ----------

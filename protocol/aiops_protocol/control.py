@@ -329,7 +329,7 @@ class DeathQuery(Message, frozen=True, tag=True, kw_only=True):
     incarnation: Count
 
 
-class LossReport(Message, frozen=True, tag=True, kw_only=True):
+class LossReport(Message, frozen=True, tag=True, kw_only=True, omit_defaults=True):
     """Server to scheduler: what the worker had sealed here, in answer to `DeathQuery`."""
 
     senders = SERVER
@@ -339,7 +339,7 @@ class LossReport(Message, frozen=True, tag=True, kw_only=True):
     weights: Weights = msgspec.field(default_factory=dict)
 
 
-class DeathVerdict(Message, frozen=True, tag=True, kw_only=True):
+class DeathVerdict(Message, frozen=True, tag=True, kw_only=True, omit_defaults=True):
     """Scheduler to servers: rounds below these numbers count with the lost worker."""
 
     senders = SCHEDULER

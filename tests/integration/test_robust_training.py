@@ -9,6 +9,7 @@ import pytest
 
 import aiops
 from aiops import ASP, BSP, Worker
+from aiops.consistency import Consistency
 from aiops.errors import ConfigError, UsageError
 from aiops.optim import SGD, Add
 from aiops.trainers.data import load
@@ -101,7 +102,8 @@ async def test_weights_that_mean_nothing_are_refused() -> None:
             await table.push(one, weight=3)
         await worker.tick()
         assert (await table.pull()).tolist() == [3, 3]
-        for name, mode in {"asp": ASP(), "sum": BSP(reduce="sum"), "med": BSP("median")}.items():
+        modes: dict[str, Consistency] = {"asp": ASP(), "sum": BSP("sum"), "median": BSP("median")}
+        for name, mode in modes.items():
             other = await worker.table(name, shape=(2,), optimizer=Add(), consistency=mode)
             with pytest.raises(UsageError, match='only in tables with rounds and reduce="mean"'):
                 await other.push(one, weight=2)

@@ -91,11 +91,11 @@ def test_marks_tell_the_weights_of_several_rounds() -> None:
     [
         ({"reduce": "median"}, [2, 0]),
         ({"reduce": "trimmed_mean", "trim": 1}, [3, 0]),
-        ({"reduce": "majority_sign"}, [1, 0]),
+        ({"reduce": "majority_sign"}, [1, 1]),
     ],
 )
 def test_other_reductions(settings: dict[str, Any], expected: list[float]) -> None:
-    """The second element is what only one of five has pushed: zeros of the others count."""
+    """The second element is what only one of five has pushed: zeros count, but for signs."""
     served = Served(2, workers=(0, 1, 2, 3, 4), **settings)
     for rank, value in enumerate((2, 1, 900, -50, 6)):
         served.push(rank, [value])
