@@ -103,7 +103,16 @@ class TransportError(AiopsError):
 
 
 class DialFailed(TransportError):
-    """No connection could be made."""
+    """No connection could be made.
+
+    `refused` says that a host answered that nobody listens there.
+    """
+
+    def __init__(
+        self, message: str, *, peer: str = "", retryable: bool = False, refused: bool = False
+    ) -> None:
+        super().__init__(message, peer=peer, retryable=retryable)
+        self.refused = refused
 
 
 class ConnectionLost(TransportError):

@@ -81,8 +81,10 @@ class Reports:
             "servers": self._customer.traffic(),
         }
 
-    def send(self) -> None:
-        """Send a report now."""
+    def send(self, *, last: bool = False) -> None:
+        """Send a report; without a connection, unless it is the last, it waits for the next one."""
+        if not self._postoffice.reachable and not last:
+            return
         counted = self.stats()["bytes"]
         spans = self._spans
         self._postoffice.report(
@@ -106,4 +108,4 @@ class Reports:
         if last:
             left = len(self._spans) if self._spans is not None else 0
             for _ in range(1 + left // SPANS_PER_REPORT):
-                self.send()
+                self.send(last=True)

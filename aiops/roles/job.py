@@ -7,10 +7,11 @@ that wait `claims.py`, losses that are not settled `losses.py`. Messages and tim
 
 from __future__ import annotations
 
-from aiops.roles.actions import Action, Ended, Note, Tell
+from aiops.roles.actions import Action, Drop, Ended, Note, Tell
 from aiops.roles.barrier import Barriers
 from aiops.roles.catalogue import Catalogue
 from aiops.roles.claims import Claims
+from aiops.roles.connections import Connections
 from aiops.roles.detector import FailureDetector
 from aiops.roles.losses import Losses
 from aiops.roles.membership import Membership, Node, NodeState
@@ -46,6 +47,7 @@ class Job:
         self.rings = Rings(self._describe_worker)
         self.stopping = Stopping()
         self.detector = FailureDetector(settings.heartbeat_s)
+        self.connections = Connections(settings.heartbeat_s)
         self.started_at = now
         self._claims = Claims()
         self._losses = Losses()
@@ -85,6 +87,9 @@ class Job:
         holder = self.members.find(join.role, join.name) if join.name else None
         if holder is not None and (holder.connected or not holder.settled):
             self._claims.add(peer, join, now, contested=holder.connected)
+            if holder.connected and self.connections.severed(holder.peer):
+                # Nothing is left of the former one but its name: it was started again.
+                return self._bury(holder, self.connections.reason(holder.peer), now)
             return []
         return self._take_in(peer, join, now)
 
@@ -105,6 +110,7 @@ class Job:
         was_ready = self.members.ready
         node = self.members.take_in(peer, join)
         self.detector.watch(peer, now)
+        self.connections.add(peer, now)
         joined = Joined(
             rank=node.rank,
             name=node.name,
@@ -145,17 +151,42 @@ class Job:
         active, epoch = self._active_ranks(), self.members.epoch
         return self.rings.leave(rank, text, active, epoch, lost=lost, gone=gone)
 
+    def severed(self, peer: int, reason: str, now: float) -> list[Action]:
+        """Note the end of a node's control connection, which may well be opened again."""
+        node = self.members.of_peer(peer)
+        if node is None:
+            return []
+        self.connections.control_lost(peer, reason, now)
+        fields: dict[str, object] = {"node": str(node), "reason": reason}
+        return [Note("control_lost", fields, "warning")]
+
+    def back(self, peer: int, now: float) -> list[Action]:
+        """Note that a node's control connection is open again; it goes on where it was."""
+        lost_at = self.connections.control_back(peer)
+        node = self.members.of_peer(peer)
+        if lost_at is None or node is None:
+            return []
+        fields: dict[str, object] = {"node": str(node), "after_s": round(now - lost_at, 3)}
+        return [Note("control_resumed", fields)]
+
     def lost(self, peer: int, reason: str, now: float) -> list[Action]:
-        """Note the end of a connection; without a `Leave` before it, that is a loss."""
+        """Note the end of a connection for good; without a `Leave` before it, that is a loss."""
         self._claims.drop(peer)
         node = self.members.of_peer(peer)
         if node is None or self.ended is not None:
             return []
         return self._gone(node, clean=False, reason=reason, now=now)
 
+    def _bury(self, node: Node, reason: str, now: float) -> list[Action]:
+        """Declare a node lost that may still believe to be in the job, and tell it so."""
+        peer, text = node.peer, f"{node} was declared lost: {reason}"
+        gone = self._gone(node, clean=False, reason=reason, now=now)
+        return [*gone, Drop(peer, ErrorCode.STALE_INCARNATION, text)]
+
     def _gone(self, node: Node, clean: bool, reason: str, now: float) -> list[Action]:
         peer, finished = node.peer, node.state is NodeState.FINISHED
         self.detector.forget(peer)
+        self.connections.forget(peer)
         self.members.leave(node, NodeState.LEFT if clean else NodeState.LOST, reason)
         event = "node_left" if clean else "node_lost"
         fields: dict[str, object] = {"node": str(node), "reason": reason}

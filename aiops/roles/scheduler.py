@@ -10,7 +10,7 @@ from math import inf
 
 import msgspec
 
-from aiops.roles.actions import Action, Drop, Note, Tell
+from aiops.roles.actions import Action, Note, Tell
 from aiops.roles.job import Job
 from aiops.roles.membership import Node, NodeState
 from aiops.roles.settings import SchedulerSettings
@@ -179,26 +179,36 @@ class SchedulerCore(Job):
         self.detector.heard(node.peer, now)
         return True
 
+    def heart(self, role: str, rank: int, incarnation: int, now: float, *, opened: bool) -> None:
+        """Note that a heartbeat connection was opened, or has ended."""
+        node = self.members.present(role, rank, incarnation)
+        if node is None:
+            return
+        if opened:
+            self.connections.heart_opened(node.peer)
+        else:
+            self.connections.heart_ended(node.peer, now)
+
     def _judge_silence(self, now: float) -> list[Action]:
         """Suspect and bury those who have been silent for too long."""
         late_s = now - self._judge_at
         if late_s > self.settings.heartbeat_s:
             # This process itself was held up: heartbeats may lie unread before its door.
             self.detector.excuse(late_s)
+            self.connections.excuse(late_s)
         self._judge_at = now + self.settings.heartbeat_s / 2
         suspected, dead = self.detector.judge(now)
         actions: list[Action] = []
         for peer in suspected:
             fields: dict[str, object] = {"node": str(self.members.of_peer(peer))}
             actions.append(Note("node_suspected", fields, "warning"))
-        for peer in dead:
+        silent = [
+            (peer, f"no heartbeat for {self.detector.silent_s(peer, now):.1f} s") for peer in dead
+        ]
+        for peer, reason in [*self.connections.judge(now), *silent]:
             node = self.members.of_peer(peer)
             if node is not None and self.ended is None:
-                silent_s = self.detector.silent_s(peer, now)
-                reason = f"no heartbeat for {silent_s:.1f} s"
-                actions += self._gone(node, clean=False, reason=reason, now=now)
-                text = f"{node} was declared lost: {reason}"
-                actions.append(Drop(peer, ErrorCode.STALE_INCARNATION, text))
+                actions += self._bury(node, reason, now)
         return actions
 
     def validate(self) -> None:

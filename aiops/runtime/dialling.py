@@ -52,6 +52,9 @@ class LinkPlan:
         The address is certainly a node's: the scheduler has told it, or it was connected before.
         Then bytes that make no sense are damage and tried again. An address that a person gave
         may be anything, and a web server there is worth an error at once.
+    refusals_max
+        After so many refusals in a row (nobody listens there) whoever was there is gone; 0: may
+        be about to start.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class LinkPlan:
         rank: int = 0,
         incarnation: int = 0,
         known: bool = False,
+        refusals_max: int = 0,
         destination: Callable[[Frame, int], memoryview | None] | None = None,
     ) -> None:
         self.address = address
@@ -77,6 +81,7 @@ class LinkPlan:
         self.rank = rank
         self.incarnation = incarnation
         self.known = known
+        self.refusals_max = refusals_max
         self.destination = destination
 
     def handshake(self) -> ClientHandshake:
@@ -182,6 +187,7 @@ async def open_link(van: Van, plan: LinkPlan, owner: LinkOwner, *, timeout_s: fl
     attempt = 0
     limit_s = ATTEMPT_FIRST_S
     reason: AiopsError | None = None
+    refusals = 0
     while True:
         attempt += 1
         left = started + timeout_s - time.monotonic()
@@ -198,6 +204,9 @@ async def open_link(van: Van, plan: LinkPlan, owner: LinkOwner, *, timeout_s: fl
             elif reason is None or left >= limit_s:  # else the end of the whole time cut it short
                 limit_s = min(2 * limit_s, HANDSHAKE_TIMEOUT_S)
                 reason = error
+            refusals = refusals + 1 if isinstance(error, DialFailed) and error.refused else 0
+            if refusals == plan.refusals_max and refusals:
+                raise
         now = time.monotonic()
         pause = random.uniform(0.5, 1.0) * min(
             BACKOFF_FIRST_S * 2 ** min(attempt, 8), BACKOFF_MAX_S

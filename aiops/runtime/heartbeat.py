@@ -23,7 +23,7 @@ from aiops.van.base import Address, Van
 from aiops.van.link import Link
 from aiops_protocol.buffer import NEED_DATA
 from aiops_protocol.connection import Connection, State
-from aiops_protocol.errors import WireError
+from aiops_protocol.errors import ErrorCode, WireError
 from aiops_protocol.frames import Frame, Goodbye, Ping, Pong
 from aiops_protocol.handshake import ClientHandshake, Purpose, Role
 
@@ -151,9 +151,13 @@ class LoopHeartbeat:
         """Open the connection again at the next beat, unless the scheduler has ended it."""
         if self._link is link:
             self._link = None
-            if link.goodbye is not None and self._task is not None:
+            goodbye = link.goodbye
+            # Any other goodbye says that the connection was damaged: the next beat opens another.
+            if goodbye is None or goodbye.code != ErrorCode.STALE_INCARNATION:
+                return
+            if self._task is not None:
                 self._task.cancel()
-                self._fenced(link.goodbye.text)
+                self._fenced(goodbye.text)
 
     async def close(self) -> None:
         """Stop. Idempotent."""
@@ -245,7 +249,8 @@ class ThreadHeartbeat:
             if frame is NEED_DATA:
                 self._receive(sock, connection)
             elif isinstance(frame, Goodbye):
-                self._tell(frame.text)
+                if frame.code == ErrorCode.STALE_INCARNATION:
+                    self._tell(frame.text)
                 return False
             elif isinstance(frame, Pong) and frame.token == token:
                 return True

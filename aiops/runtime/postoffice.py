@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from functools import partial
 from typing import Protocol, TypeAlias
 
 from aiops.errors import (
@@ -23,11 +22,10 @@ from aiops.errors import (
 )
 from aiops.observability import get_logger
 from aiops.runtime.barrier_calls import BarrierCalls
-from aiops.runtime.dialling import LinkPlan, open_link
+from aiops.runtime.control_link import ControlLink
 from aiops.runtime.heartbeat import Identity
 from aiops.runtime.pulse import Pulse
 from aiops.van.base import Address, Van
-from aiops.van.link import Link
 from aiops_protocol.control import (
     AttachTable,
     BarrierDone,
@@ -50,8 +48,8 @@ from aiops_protocol.control import (
     TableSpec,
 )
 from aiops_protocol.errors import ErrorCode
-from aiops_protocol.frames import Control, Frame
-from aiops_protocol.handshake import Purpose, Role
+from aiops_protocol.frames import Goodbye
+from aiops_protocol.handshake import Role
 from aiops_protocol.ring_control import (
     RingEnter,
     RingFormed,
@@ -107,7 +105,7 @@ class Postoffice:
         self._van = van
         self._heartbeat_thread = heartbeat_thread
         self._pulse: Pulse | None = None
-        self._link: Link | None = None
+        self._control = ControlLink(van, scheduler, Role.WORKER, self, self.log)
         self._joined: Joined | None = None
         self._state: ClusterState | None = None
         self._waiters: set[asyncio.Future[None]] = set()  # woken by any change
@@ -115,7 +113,7 @@ class Postoffice:
         self._barriers = BarrierCalls(self._send)
         self._next_call = 1
         self._refused: AiopsError | None = None
-        self._leaving = False
+        self._leaves_clean = False
 
     @property
     def joined(self) -> Joined:
@@ -142,22 +140,23 @@ class Postoffice:
     @property
     def local_host(self) -> str:
         """The address of this machine by which it reaches the scheduler."""
-        assert self._link is not None
-        return self._link.stream.local.rpartition(":")[0].strip("[]")
+        return self._control.local_host
 
     @property
     def bytes_total(self) -> int:
         """Bytes over the connection to the scheduler, both ways."""
-        return self._link.bytes_sent + self._link.bytes_received if self._link else 0
+        return sum(self._control.traffic)
+
+    @property
+    def reachable(self) -> bool:
+        """Whether there is a connection to the scheduler at the moment."""
+        return self._control.speaking
 
     async def join(self, name: str, timeout_s: float) -> None:
         """Register, and wait until the expected servers and workers have registered too."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
-        plan = LinkPlan(
-            self.scheduler, "the scheduler", Role.WORKER, Role.SCHEDULER, Purpose.CONTROL
-        )
-        self._link = await open_link(self._van, plan, self, timeout_s=timeout_s)
+        await self._control.open(timeout_s)
         self._send(Join(role="worker", name=name, process_id=os.getpid()))
         told = loop.time()
         while not self._is_ready():
@@ -181,6 +180,7 @@ class Postoffice:
             incarnation=self.joined.incarnation,
             job=self.joined.job[:8],
         )
+        self._control.log = self.log
 
     def _is_ready(self) -> bool:
         return self._joined is not None and self._state is not None and self._state.ready
@@ -218,27 +218,12 @@ class Postoffice:
             raise self.failure.with_traceback(None)
 
     def _send(self, message: ControlMessage) -> None:
-        if self._link is not None:
-            self._link.send(Control(message))
+        self._control.send(message)
 
     # --- the scheduler's messages ---
 
-    def link_ready(self, link: Link) -> None:
-        """Nothing to do: `join` goes on."""
-
-    def link_pinged(self, link: Link) -> None:
-        """Nothing to do: the link answers."""
-
-    def link_batch_end(self, link: Link) -> None:
-        """Nothing is kept back until the end of a batch."""
-
-    def link_drained(self, link: Link) -> None:
-        """Control messages are small; nothing waits for room."""
-
-    def link_frame(self, link: Link, frame: Frame) -> None:
+    def control_message(self, message: ControlMessage) -> None:
         """Handle a message of the scheduler."""
-        assert isinstance(frame, Control)
-        message = frame.message
         match message:
             case Joined():
                 self._joined = message
@@ -285,14 +270,10 @@ class Postoffice:
         else:
             self.ended_well = message.reason
             self._fail(Closed(f"the job has ended: {message.reason}"))
-        if self._link is not None:
-            self._link.close()  # the scheduler waits for everybody to go
+        self._control.end()  # the scheduler waits for everybody to go
 
-    def link_lost(self, link: Link, error: AiopsError | None) -> None:
+    def control_ended(self, error: AiopsError | None, goodbye: Goodbye | None) -> None:
         """Note that the scheduler is gone."""
-        if self._leaving:
-            return
-        goodbye = link.goodbye
         if goodbye is not None and goodbye.code == ErrorCode.STALE_INCARNATION:
             self.given_up(f"the scheduler at {self.scheduler}", goodbye.text)
             return
@@ -325,10 +306,15 @@ class Postoffice:
             self._van,
             identity,
             joined.heartbeat_s,
-            declared_lost=partial(self.given_up, f"the scheduler at {self.scheduler}"),
+            declared_lost=self._declared_lost,
             orphaned=self._orphaned,
             from_thread=self._heartbeat_thread,
         )
+
+    def _declared_lost(self, reason: str) -> None:
+        """Fail: the scheduler does not count this worker as a member any more."""
+        self.given_up(f"the scheduler at {self.scheduler}", reason)
+        self._control.end()
 
     def given_up(self, by: str, reason: str) -> None:
         """Fail: another node does not count this worker as a member any more."""
@@ -339,11 +325,11 @@ class Postoffice:
         """Fail: the scheduler has not answered for a long while."""
         text = f"the scheduler at {self.scheduler} has not answered for {silent_s:.1f} s"
         self._fail(NodeFailed(text, node="scheduler"))
+        self._control.end()
 
     async def wait_left(self) -> None:
-        """Wait until the connection has ended that `leave` has closed."""
-        if self._link is not None:
-            await self._link.wait_lost()
+        """Wait until the scheduler has heard that this worker leaves, and end the connection."""
+        await self._control.leave(heard=self._leaves_clean)
 
     async def stop_heart(self) -> None:
         """Send no more heartbeats. Idempotent."""
@@ -403,12 +389,10 @@ class Postoffice:
         self._send(FinishWorker(clock=self.clock))
 
     def leave(self, clean: bool, reason: str) -> None:
-        """Leave the job and close the connection; nothing works afterwards."""
-        self._leaving = True
-        if self._link is not None:
-            if self._joined is not None:
-                self._send(Leave(clean=clean, reason=_sendable(reason)))
-            self._link.close()
+        """Leave the job; nothing works afterwards, and `wait_left` ends the connection."""
+        if self._joined is not None:
+            self._send(Leave(clean=clean, reason=_sendable(reason)))
+            self._leaves_clean = clean  # otherwise a loss, heard or not
         self._fail(Closed("this worker has been closed"))
 
 

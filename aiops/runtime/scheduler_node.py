@@ -10,28 +10,34 @@ from typing import Any, Final
 import msgspec
 
 from aiops.errors import AiopsError, PeerMisbehaved
-from aiops.observability import ProcessSpans, Span, chrome_trace, get_logger
+from aiops.observability import chrome_trace, get_logger
 from aiops.roles.actions import Action, Drop, Ended, Note, RoundClosed, Send, Tell
-from aiops.roles.membership import Node
+from aiops.roles.connections import SEVERED_PERIODS
 from aiops.roles.scheduler import SchedulerCore
 from aiops.roles.settings import SchedulerSettings
 from aiops.roles.status import status
 from aiops.runtime.addresses import check_exposure, parse_address
+from aiops.runtime.dialogues import Dialogues, Speaker
 from aiops.runtime.doors import Silent, log_note, open_door, refuse
+from aiops.runtime.traces import Traces
 from aiops.van import TcpVan
 from aiops.van.base import Address, Listener, Stream, Van
 from aiops.van.link import Link
 from aiops_protocol.codec import encode
-from aiops_protocol.control import ControlMessage, Join, NodeReport
-from aiops_protocol.errors import ErrorCode
+from aiops_protocol.control import (
+    ControlMessage,
+    Heard,
+    Join,
+    Leave,
+    NodeReport,
+    OpenDialogue,
+)
+from aiops_protocol.errors import ErrorCode, UnexpectedFrame
 from aiops_protocol.frames import Control, Frame
 from aiops_protocol.handshake import Purpose, Role, ServerHandshake
 from aiops_protocol.payload import Buffer
 
 __all__ = ["Scheduler"]
-
-TRACE_SPANS_MAX: Final = 1_000_000
-"""Spans kept of a whole job: about 100 MB; more are counted and dropped."""
 
 LEAVE_GRACE_S: Final = 5.0
 """How long nodes may take to leave after the end before their connections are cut."""
@@ -121,13 +127,15 @@ class Scheduler:
         self._van: Van = van or TcpVan()
         self._listener: Listener | None = None
         self._links: dict[int, Link] = {}
+        self._dialogues = Dialogues()
         self._hearts: dict[int, Link] = {}  # heartbeat connections
         self._core: SchedulerCore | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._ended: asyncio.Future[Ended] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._traces = Traces()
-        self._emptied = asyncio.Event()
+        self._parted = asyncio.Event()  # set when a connection has ended
+        self._closing = False
 
     @property
     def address(self) -> str:
@@ -177,12 +185,18 @@ class Scheduler:
     # --- links ---
 
     def link_ready(self, link: Link) -> None:
-        """Take in a connection; the node behind it says who it is with `Join`."""
+        """Take in a connection; the node behind it says who it is with `OpenDialogue`."""
         link.tag = _PEER_ROLES.get(Role(link.hello.role), "a node")
         if link.hello.purpose == Purpose.HEARTBEAT:
             self._hearts[link.number] = link
+            self._note_heart(link, opened=True)
         else:
             self._links[link.number] = link
+
+    def _note_heart(self, link: Link, *, opened: bool) -> None:
+        hello = link.hello
+        role = _PEER_ROLES[Role(hello.role)]
+        self._running.heart(role, hello.rank, hello.incarnation, self._now(), opened=opened)
 
     def link_pinged(self, link: Link) -> None:
         """Take a heartbeat; somebody who is no member is told so, and fenced by it."""
@@ -199,26 +213,46 @@ class Scheduler:
         """Handle one message."""
         assert isinstance(frame, Control)
         message = frame.message
+        if link.hello.role == Role.OBSERVER:
+            self._perform(self._running.message(link.number, message, self._now()))
+        elif isinstance(message, OpenDialogue):
+            speaker = self._dialogues.open(link, message)
+            if speaker is not None:
+                self._perform(self._running.back(speaker.number, self._now()))
+        else:
+            speaker = self._dialogues.of_link(link)
+            if speaker is None:
+                raise UnexpectedFrame(f"{type(message).__name__} before OpenDialogue")
+            if isinstance(message, Heard):
+                speaker.dialogue.heard(message.count)
+            else:
+                self._take(speaker, message)
+
+    def _take(self, speaker: Speaker, message: ControlMessage) -> None:
+        """Handle a message that counts."""
+        if speaker.dialogue.take() or isinstance(message, Leave):
+            speaker.tell_heard()
         if isinstance(message, Join):
-            self._welcome(link, message)
+            self._welcome(speaker, message)
             return
         if isinstance(message, NodeReport):
-            node = self._running.members.of_peer(link.number)
+            node = self._running.members.of_peer(speaker.number)
             if node is not None:
                 self._traces.add(node, message)
-        self._perform(self._running.message(link.number, message, self._now()))
+        self._perform(self._running.message(speaker.number, message, self._now()))
 
-    def _welcome(self, link: Link, join: Join) -> None:
-        host = join.host or link.stream.remote.rpartition(":")[0].strip("[]")
+    def _welcome(self, speaker: Speaker, join: Join) -> None:
+        assert speaker.link is not None
+        host = join.host or speaker.link.stream.remote.rpartition(":")[0].strip("[]")
         join = msgspec.structs.replace(join, host=host)
         if join.role != "server":
-            self._perform(self._running.message(link.number, join, self._now()))
+            self._perform(self._running.message(speaker.number, join, self._now()))
             return
-        task = asyncio.get_running_loop().create_task(self._dial_back(link, join))
+        task = asyncio.get_running_loop().create_task(self._dial_back(speaker, join))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _dial_back(self, link: Link, join: Join) -> None:
+    async def _dial_back(self, speaker: Speaker, join: Join) -> None:
         """Check that a server's advertised address answers, before any worker depends on it."""
         address = Address(join.host, join.port)
         try:
@@ -228,10 +262,11 @@ class Scheduler:
         except (AiopsError, TimeoutError) as error:
             why = str(error) or "no answer"
             text = f"the advertised address {address} cannot be reached from the scheduler: {why}"
-            refuse(link, ErrorCode.INVALID_SETTING, text)
+            if speaker.link is not None:
+                refuse(speaker.link, ErrorCode.INVALID_SETTING, text)
             return
-        if link.number in self._links:
-            self._perform(self._running.message(link.number, join, self._now()))
+        if self._dialogues.of_number(speaker.number) is speaker:
+            self._perform(self._running.message(speaker.number, join, self._now()))
 
     def link_batch_end(self, link: Link) -> None:
         """Nothing is kept back until the end of a batch."""
@@ -242,16 +277,37 @@ class Scheduler:
     def link_lost(self, link: Link, error: AiopsError | None) -> None:
         """Note the end of a connection."""
         if self._hearts.pop(link.number, None) is not None:
+            self._note_heart(link, opened=False)
             return
-        known = self._links.pop(link.number, None)
-        if known is None:
+        if self._links.pop(link.number, None) is None:
             if isinstance(error, PeerMisbehaved):
                 _log.warning("connection_refused", peer=link.stream.remote, reason=str(error))
             return
-        reason = str(error) if error is not None else "it said goodbye without leaving"
-        self._perform(self._running.lost(link.number, reason, self._now()))
-        if not self._links:
-            self._emptied.set()
+        speaker = self._dialogues.lost(link)
+        if speaker is not None:
+            self._silent(speaker, link, error)
+        self._parted.set()
+
+    def _silent(self, speaker: Speaker, link: Link, error: AiopsError | None) -> None:
+        """Decide whether a node without a connection may come back."""
+        core, number = self._running, speaker.number
+        if core.members.of_peer(number) is None:
+            if speaker.dialogue.taken > 1:  # it has left
+                self._dialogues.end(speaker)
+            else:
+                self._dialogues.forget(speaker)
+                self._perform(core.lost(number, "", self._now()))
+            return
+        goodbye = link.goodbye
+        if goodbye is not None and goodbye.code == ErrorCode.OK:
+            reason = "it said goodbye without leaving"
+        else:
+            reason = str(error) if error is not None else str(goodbye.text if goodbye else "")
+            if speaker.dialogue.lasting:
+                self._perform(core.severed(number, reason, self._now()))
+                return
+        self._dialogues.end(speaker)
+        self._perform(core.lost(number, reason, self._now()))
 
     # --- actions ---
 
@@ -265,16 +321,23 @@ class Scheduler:
         for action in actions:
             match action:
                 case Tell(message=message, peer=peer):
-                    link = self._links.get(peer)
-                    if link is not None:
-                        if message is not told:  # what goes to everybody is encoded once
-                            told = message
-                            header, payload = encode(Control(message))
+                    speaker, link = self._dialogues.of_number(peer), self._links.get(peer)
+                    if speaker is None and link is None:
+                        continue
+                    if message is not told:  # what goes to everybody is encoded once
+                        told = message
+                        header, payload = encode(Control(message))
+                    if speaker is not None:
+                        speaker.say(header, payload)
+                    elif link is not None:
                         link.send_encoded(header, payload, borrowed=True)
                 case Drop(peer=peer, code=code, text=text):
-                    link = self._links.get(peer)
-                    if link is not None:
-                        link.close(ErrorCode(code), text)
+                    speaker = self._dialogues.of_number(peer)
+                    if speaker is not None:
+                        link = speaker.link
+                        self._dialogues.end(speaker, ErrorCode(code), text)
+                        if link is not None:
+                            link.close(ErrorCode(code), text)
                 case Note():
                     log_note(_log, action)
                 case Ended():
@@ -331,19 +394,14 @@ class Scheduler:
 
         Idempotent. Takes `LEAVE_GRACE_S` at most.
         """
-        if self._listener is None:
+        if self._listener is None or self._closing:
             return
-        listener, self._listener = self._listener, None
+        self._closing = True
         self._perform(self._running.end(True, reason))
-        await listener.close()
-        if self._links:
-            self._emptied.clear()
-            try:
-                async with asyncio.timeout(LEAVE_GRACE_S):
-                    await self._emptied.wait()
-            except TimeoutError:
-                left = ", ".join(str(link) for link in self._links.values())
-                _log.warning("nodes_did_not_leave", nodes=left)
+        # The door stays open meanwhile: a node that has no connection just now is to hear of it.
+        await self._see_off()
+        await self._listener.close()
+        self._listener = None
         for link in [*self._links.values(), *self._hearts.values()]:
             link.abort()
         for task in list(self._tasks):
@@ -352,32 +410,19 @@ class Scheduler:
         if self._timer is not None:
             self._timer.cancel()
 
-
-class Traces:
-    """The spans of all nodes, bounded."""
-
-    def __init__(self, limit: int = TRACE_SPANS_MAX) -> None:
-        self._left = limit
-        self._nodes: dict[tuple[str, int], tuple[list[Span], int, int]] = {}
-
-    def add(self, node: Node, report: NodeReport) -> None:
-        """Keep the spans of a report, as far as the limit allows."""
-        if not report.spans and not report.spans_dropped:
-            return
-        spans, _, dropped = self._nodes.get((node.role, node.rank), ([], 0, 0))
-        room = max(self._left, 0)
-        spans += report.spans[:room]
-        self._left -= len(report.spans)
-        lost = len(report.spans) - min(room, len(report.spans))
-        self._nodes[node.role, node.rank] = (
-            spans,
-            report.clock_offset_ns,
-            dropped + report.spans_dropped + lost,
-        )
-
-    def processes(self) -> list[ProcessSpans]:
-        """Return what every node contributed."""
-        return [
-            ProcessSpans(role, rank, spans, dropped, offset)
-            for (role, rank), (spans, offset, dropped) in self._nodes.items()
-        ]
+    async def _see_off(self) -> None:
+        """Wait until all have left: `LEAVE_GRACE_S` at most, less for who has no connection."""
+        loop = asyncio.get_running_loop()
+        grace_s = min(SEVERED_PERIODS * self._settings.heartbeat_s, LEAVE_GRACE_S)
+        until, absent_until = loop.time() + LEAVE_GRACE_S, loop.time() + grace_s
+        while self._links or (self._dialogues.absent() and loop.time() < absent_until):
+            self._parted.clear()
+            left_s = (until if self._links else absent_until) - loop.time()
+            try:
+                async with asyncio.timeout(left_s):
+                    await self._parted.wait()
+            except TimeoutError:
+                break
+        if self._links:
+            left = ", ".join(str(link) for link in self._links.values())
+            _log.warning("nodes_did_not_leave", nodes=left)

@@ -53,9 +53,13 @@ class ServerMeter:
         links: Iterable[Link],
         rounds: dict[str, tuple[int, list[int]]],
         memory_bytes: int,
+        control: tuple[int, int],
     ) -> NodeReport:
-        """Return what was counted so far, and the spans since the last report."""
-        sent, received = self._sent_before, self._received_before
+        """Return what was counted so far, and the spans since the last report.
+
+        `control` is what went over the connection to the scheduler: bytes sent, received.
+        """
+        sent, received = self._sent_before + control[0], self._received_before + control[1]
         for link in links:
             sent += link.bytes_sent
             received += link.bytes_received

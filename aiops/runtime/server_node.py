@@ -19,7 +19,7 @@ from aiops.runtime.addresses import (
     parse_address,
     scheduler_address,
 )
-from aiops.runtime.dialling import LinkPlan, open_link
+from aiops.runtime.control_link import ControlLink
 from aiops.runtime.doors import Silent, log_note, open_door
 from aiops.runtime.heartbeat import Identity
 from aiops.runtime.lending import AnswerLoans, SegmentPool
@@ -28,10 +28,10 @@ from aiops.runtime.server_meter import ServerMeter
 from aiops.van import TcpVan
 from aiops.van.base import Address, Listener, Stream, StreamHandler, Van
 from aiops.van.link import Link
-from aiops_protocol.control import Join, Joined, Leave, Refused
+from aiops_protocol.control import ControlMessage, Join, Joined, Leave, Refused
 from aiops_protocol.errors import ErrorCode
-from aiops_protocol.frames import Control, Frame, Kind, Request
-from aiops_protocol.handshake import Hello, Purpose, Role, ServerHandshake
+from aiops_protocol.frames import Frame, Goodbye, Kind, Request
+from aiops_protocol.handshake import Hello, Role, ServerHandshake
 
 __all__ = ["Server"]
 
@@ -99,7 +99,6 @@ class Server:
         self._van: Van = van or TcpVan()
         self._core = ServerCore(memory_limit_bytes or int(MEMORY_SHARE * _machine_memory_bytes()))
         self._listener: Listener | None = None
-        self._control: Link | None = None
         self._links: dict[int, Link] = {}
         self._segments = SegmentPool()
         self._answers = AnswerLoans()
@@ -115,6 +114,7 @@ class Server:
         self._pulse: Pulse | None = None
         self._suspended = False
         self._log = get_logger(role="server")
+        self._control = ControlLink(self._van, self._scheduler, Role.SERVER, self, self._log)
 
     @property
     def address(self) -> str:
@@ -141,8 +141,8 @@ class Server:
         bound = self._listener.address
         if self._advertise is not None:
             return Address(self._advertise.host, self._advertise.port or bound.port)
-        if is_wildcard(bound.host) and self._control is not None:
-            return Address(self._control.stream.local.rpartition(":")[0].strip("[]"), bound.port)
+        if is_wildcard(bound.host) and self._control.local_host:
+            return Address(self._control.local_host, bound.port)
         return bound
 
     async def __aenter__(self) -> Server:
@@ -161,12 +161,7 @@ class Server:
         self._joining = loop.create_future()
         self._listener = await open_door(self._van, self._bind, self._sock, self._accept)
         try:
-            plan = LinkPlan(
-                self._scheduler, "the scheduler", Role.SERVER, Role.SCHEDULER, Purpose.CONTROL
-            )
-            self._control = await open_link(
-                self._van, plan, self, timeout_s=self._connect_timeout_s
-            )
+            await self._control.open(self._connect_timeout_s)
             address = self._public_address()
             join = Join(
                 role="server",
@@ -176,13 +171,14 @@ class Server:
                 process_id=os.getpid(),
                 memory_bytes=self._core.memory_limit_bytes,
             )
-            self._control.send(Control(join))
+            self._control.send(join)
             async with asyncio.timeout(self._connect_timeout_s):
                 self._joined = await self._joining
         except BaseException:
             await self.close()
             raise
         self._log = get_logger(role="server", rank=self.rank, job=self._joined.job[:8])
+        self._control.log = self._log
         if self._joined.trace:
             self.meter.trace()
         identity = Identity(
@@ -211,9 +207,11 @@ class Server:
 
     def _declared_lost(self, reason: str) -> None:
         """Leave: the scheduler does not count this server as a member any more."""
+        self._control.end()
         self._fail(f"the scheduler at {self._scheduler} has given this server up: {reason}")
 
     def _orphaned(self, silent_s: float) -> None:
+        self._control.end()
         self._fail(f"the scheduler at {self._scheduler} has not answered for {silent_s:.1f} s")
 
     def _suspend(self, suspended: bool) -> None:
@@ -232,7 +230,7 @@ class Server:
             return Silent()
         # The scheduler's welcome has told the job before anybody was told this address: a worker
         # may call here before this server has read that it is taken in.
-        job = self._control.welcome.job if self._control else secrets.token_bytes(16)
+        job = self._control.job or secrets.token_bytes(16)
         handshake = ServerHandshake(
             Role.SERVER, secrets.token_bytes(32), job, epoch=self._core.epoch, admit=self._admit
         )
@@ -247,9 +245,7 @@ class Server:
         return self._core.admit(hello.rank, hello.incarnation)
 
     def link_ready(self, link: Link) -> None:
-        """Take in a worker's data connection (the one to the scheduler is opened by `start`)."""
-        if self._is_control(link):
-            return
+        """Take in a worker's data connection."""
         link.tag = f"worker {link.hello.rank}"
         self._links[link.number] = link
         self.meter.connections += 1
@@ -258,22 +254,17 @@ class Server:
             self._core.connected(link.number, hello.rank, hello.incarnation, hello.customers)
         )
 
-    def _is_control(self, link: Link) -> bool:
-        return link is self._control or link.tag == "the scheduler"
-
     def link_frame(self, link: Link, frame: Frame) -> None:
-        """Handle a request of a worker, or a message of the scheduler."""
-        if isinstance(frame, Request):
-            self.meter.frames += 1
-            actions = self._handle(link, frame)
-            self._segments.take_back(link)
-            if len(actions) == 1 and isinstance(actions[0], Send):
-                # The common case on the data path, without the general dispatch.
-                self._send(link if actions[0].peer == link.number else None, actions[0])
-            elif actions:
-                self._perform(actions)
-        elif isinstance(frame, Control):
-            self._from_scheduler(frame)
+        """Handle a request of a worker."""
+        assert isinstance(frame, Request)
+        self.meter.frames += 1
+        actions = self._handle(link, frame)
+        self._segments.take_back(link)
+        if len(actions) == 1 and isinstance(actions[0], Send):
+            # The common case on the data path, without the general dispatch.
+            self._send(link if actions[0].peer == link.number else None, actions[0])
+        elif actions:
+            self._perform(actions)
 
     def _handle(self, link: Link, frame: Request) -> list[Action]:
         if frame.kind is not Kind.PULL:
@@ -291,8 +282,8 @@ class Server:
             if isinstance(action, RoundClosed):
                 self.meter.span("average and update", started_ns, action.version - 1)
 
-    def _from_scheduler(self, frame: Control) -> None:
-        message = frame.message
+    def control_message(self, message: ControlMessage) -> None:
+        """Handle a message of the scheduler."""
         assert self._joining is not None
         if isinstance(message, Joined):
             if not self._joining.done():
@@ -316,9 +307,6 @@ class Server:
 
     def link_lost(self, link: Link, error: AiopsError | None) -> None:
         """Note the end of a connection."""
-        if self._is_control(link):
-            self._scheduler_lost(link, error)
-            return
         self._segments.take_back(link)
         self._answers.ended(link)
         self.meter.ended(link)
@@ -330,8 +318,8 @@ class Server:
         if not self._links:
             self._emptied.set()
 
-    def _scheduler_lost(self, link: Link, error: AiopsError | None) -> None:
-        goodbye = link.goodbye
+    def control_ended(self, error: AiopsError | None, goodbye: Goodbye | None) -> None:
+        """Note that the scheduler is gone."""
         if goodbye is not None and goodbye.code == ErrorCode.STALE_INCARNATION:
             self._declared_lost(goodbye.text)
             return
@@ -358,8 +346,7 @@ class Server:
                 case Send():
                     self._send(self._links.get(action.peer), action)
                 case Tell(message=message):
-                    if self._control is not None:
-                        self._control.send(Control(message))
+                    self._control.send(message)
                 case Drop(peer=peer, code=code, text=text):
                     link = self._links.get(peer)
                     if link is not None:
@@ -388,11 +375,16 @@ class Server:
             self._report_at = loop.time() + self._known.report_period_s
             self._report()
 
-    def _report(self) -> None:
-        if self._control is not None:
-            links = [*self._links.values(), self._control]
-            report = self.meter.report(links, self._core.rounds(), self._core.memory_bytes)
-            self._control.send(Control(report))
+    def _report(self, *, last: bool = False) -> None:
+        if not self._control.speaking and not last:
+            return  # what is counted goes with the next one
+        report = self.meter.report(
+            list(self._links.values()),
+            self._core.rounds(),
+            self._core.memory_bytes,
+            self._control.traffic,
+        )
+        self._control.send(report)
 
     # --- for the owner ---
 
@@ -422,18 +414,15 @@ class Server:
             self._ended.set_result(self._core.ended)
         if self._joining is not None and not self._joining.done():
             self._joining.cancel()
-        if self._pulse is not None:
-            await self._pulse.close()
-        if self._control is not None:
-            if self._joined is not None:
-                self._report()
-                clean = self._core.ended is None or self._core.ended.ok
-                self._control.send(Control(Leave(clean=clean, reason=reason[:1024])))
-            self._control.close()
+        clean = self._core.ended is None or self._core.ended.ok
+        if self._joined is not None:
+            self._report(last=True)
+            self._control.send(Leave(clean=clean, reason=reason[:1024]))
         await listener.close()
         await self._say_goodbye()
-        if self._control is not None:
-            await self._control.wait_lost()
+        await self._control.leave(heard=clean and self._joined is not None)
+        if self._pulse is not None:
+            await self._pulse.close()
 
     async def _say_goodbye(self) -> None:
         for link in list(self._links.values()):

@@ -293,6 +293,7 @@ class MemoryVan:
                 f"cannot connect to {address}: nobody listens there (ECONNREFUSED)",
                 peer=str(address),
                 retryable=True,
+                refused=True,
             )
         loop = asyncio.get_running_loop()
         local = Address("memory", next(self._free_ports))

@@ -286,6 +286,7 @@ def _dial_failed(address: Address, error: OSError) -> DialFailed:
         f"cannot connect to {address}: {_reason(error)}",
         peer=str(address),
         retryable=error.errno not in _HOPELESS,
+        refused=error.errno == errno.ECONNREFUSED,
     )
 
 

@@ -63,8 +63,10 @@ __all__ = [
     "ControlMessage",
     "DeathQuery",
     "DeathVerdict",
+    "DialogueOpen",
     "DropShard",
     "FinishWorker",
+    "Heard",
     "Join",
     "Joined",
     "Leave",
@@ -72,6 +74,7 @@ __all__ = [
     "Member",
     "Name",
     "NodeReport",
+    "OpenDialogue",
     "OpenShard",
     "Refused",
     "RoundHeld",
@@ -91,6 +94,34 @@ __all__ = [
     "TableOpened",
     "TableSpec",
 ]
+
+# --- the dialogue: what is said again over the next connection ------------------------------
+
+
+class OpenDialogue(Message, frozen=True, tag=True, kw_only=True):
+    """Server or worker to scheduler, first on each connection: it is I; I have `heard` so many."""
+
+    senders = MEMBER
+
+    dialogue: Word
+    heard: Count = 0
+
+
+class DialogueOpen(Message, frozen=True, tag=True, kw_only=True):
+    """Scheduler to a node that opens a dialogue: go on; I have `heard` so many of yours."""
+
+    senders = SCHEDULER
+
+    heard: Count = 0
+
+
+class Heard(Message, frozen=True, tag=True, kw_only=True):
+    """Node to scheduler and back: I have so many of your messages; you may forget them."""
+
+    senders = MEMBER | SCHEDULER
+
+    count: Count
+
 
 # --- registration -------------------------------------------------------------------------
 
@@ -444,7 +475,10 @@ class StatusReply(Message, frozen=True, tag=True, kw_only=True):
 
 
 ControlMessage: TypeAlias = (
-    Join
+    OpenDialogue
+    | DialogueOpen
+    | Heard
+    | Join
     | Joined
     | Refused
     | ClusterState

@@ -126,3 +126,11 @@ float32 with room for their products with gradients."""
 
 CUSTOMERS_MAX: Final = 256
 """Customers of one worker process; each costs a row of bookkeeping per shard."""
+
+DIALOGUE_MESSAGES_MAX: Final = 4096
+DIALOGUE_BYTES_MAX: Final = 64 * MiB
+"""Control messages that one side keeps until the other is known to have them: what a job of
+thousands of nodes says within the death time. With more, a broken connection is not resumed."""
+
+HEARD_EVERY: Final = 16
+"""So many control messages may come before the sender is told, and may forget them."""

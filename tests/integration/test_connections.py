@@ -238,7 +238,10 @@ async def test_a_scheduler_that_vanishes_ends_everybody_quickly() -> None:
         worker = await cluster.connect()
         table = await worker.table("w", 64, optimizer=Add())
         began = time.monotonic()
-        for link in cluster.scheduler._links.values():
+        listener = cluster.scheduler._listener
+        assert listener is not None
+        await listener.close()
+        for link in [*cluster.scheduler._links.values(), *cluster.scheduler._hearts.values()]:
             link.stream.abort()
         await until(lambda: worker.postoffice.failure is not None)
         for call in (table.pull(), table.push(ones()), worker.tick(), worker.barrier("x")):

@@ -22,6 +22,7 @@ from aiops.init import Constant, Normal, Uniform
 from aiops.optim import SGD, Adam, Add, Momentum
 from aiops_protocol.payload import Float32Array
 from local_jobs import local_job, random_array, same_bits, together, until
+from van_bodies import resume, stall
 
 
 @pytest.mark.parametrize("servers", [1, 3])
@@ -264,10 +265,12 @@ async def test_cancelling_an_opening_leaves_nobody_waiting(turns: int) -> None:
 
 async def test_an_opening_that_is_out_of_time_goes_on() -> None:
     async with local_job() as cluster, cluster.connect() as worker:
-        cluster.servers[0]._control.stream._transport.pause_reading()  # type: ignore[union-attr]
+        control = cluster.servers[0]._control.link
+        assert control is not None
+        stall(control.stream)
         with pytest.raises(RequestTimeout, match=r"opening table w: no answer.*background"):
             await worker.table("w", 4, timeout_s=0.05)
-        cluster.servers[0]._control.stream._transport.resume_reading()  # type: ignore[union-attr]
+        resume(control.stream)
         table = await worker.table("w", 4)
         assert (await table.pull() == 0).all()
 

@@ -12,10 +12,11 @@ from typing import Any, Final
 
 import msgspec
 
+from aiops.errors import AiopsError
 from aiops.roles import consistency, detector, requests, rounds
-from aiops.runtime import data_connection
+from aiops.runtime import control_link, data_connection
 from aiops.van import link
-from aiops_protocol import buffer, delivery
+from aiops_protocol import buffer, delivery, dialogue
 
 __all__ = ["MUTANTS", "Mutant"]
 
@@ -143,6 +144,19 @@ def _no_reconnect(self: data_connection.DataConnection, gone: link.Link, error: 
         self.channel.lost()
 
 
+def _say_nothing_again(self: dialogue.Dialogue, count: int) -> list[dialogue.Said]:
+    self.heard(count)
+    return []
+
+
+def _no_second_connection(
+    self: control_link.ControlLink, gone: link.Link, error: AiopsError | None
+) -> None:
+    if self.link is gone:
+        self.link, self._speaking = None, False
+        self._end(error, gone.goodbye)
+
+
 MUTANTS: Final = (
     Mutant(
         "no-dedup",
@@ -227,5 +241,17 @@ MUTANTS: Final = (
         "survival",
         "silence is never taken for death",
         _replace(detector.FailureDetector, "judge", _never_dead),
+    ),
+    Mutant(
+        "no-repeat",
+        "agreement",
+        "what was said over a control connection that broke is not said again",
+        _replace(dialogue.Dialogue, "repeat", _say_nothing_again),
+    ),
+    Mutant(
+        "no-return",
+        "agreement",
+        "a control connection that broke is the end",
+        _replace(control_link.ControlLink, "link_lost", _no_second_connection),
     ),
 )

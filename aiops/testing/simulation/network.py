@@ -158,7 +158,7 @@ class SimNetwork:
             await asyncio.sleep(0.2)
         listener = self._listeners.get(address)
         if listener is None:
-            raise _dial_failed(address, "nobody listens there (ECONNREFUSED)")
+            raise _dial_failed(address, "nobody listens there (ECONNREFUSED)", refused=True)
         near = SimStream(self, process, f"{here}:{next(self._ports)}", address)
         far = SimStream(self, listener.process, str(address), Address(*_split(near.local)))
         near.join(far)
@@ -228,5 +228,6 @@ def _split(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _dial_failed(address: Address, why: str) -> DialFailed:
-    return DialFailed(f"cannot connect to {address}: {why}", peer=str(address), retryable=True)
+def _dial_failed(address: Address, why: str, *, refused: bool = False) -> DialFailed:
+    text = f"cannot connect to {address}: {why}"
+    return DialFailed(text, peer=str(address), retryable=True, refused=refused)

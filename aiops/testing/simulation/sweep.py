@@ -7,11 +7,12 @@ from typing import Final
 
 import msgspec
 
+from aiops.testing.simulation.nemesis import FAULTS
 from aiops.testing.simulation.scenarios import SCENARIOS, Outcome, run_scenario
 
 __all__ = ["GOALS", "Sweep", "sweep"]
 
-GOALS: Final = ("kill", "zombie", "cut", "partition", "one-way", "slow", "corrupt", "stop")
+GOALS: Final = ("kill", "zombie", *FAULTS)
 """What must happen at least once in a sweep of some size, or it has proved little."""
 
 GOALS_FROM_SEEDS: Final = 20

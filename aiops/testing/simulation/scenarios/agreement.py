@@ -22,6 +22,7 @@ __all__ = ["agreement"]
 
 SHAPE = (7, 11)
 RATE = np.float32(0.1)
+STEPS_TO_A_BARRIER = 6
 
 
 async def agreement(
@@ -30,12 +31,18 @@ async def agreement(
     """Train under faults; compare with the same arithmetic done in one place."""
     cluster = SimCluster(loop, servers, workers=workers, heartbeat_s=HEARTBEAT_S)
     await cluster.start()
+    arrived: dict[int, int] = {}  # by step, at the barrier
 
     async def train(worker: Worker) -> Float32Array:
         table = await worker.table(
             "weights", shape=SHAPE, init=0.5, optimizer=SGD(lr=float(RATE)), consistency=BSP()
         )
         async for step in worker.steps(steps):
+            if step % STEPS_TO_A_BARRIER == 0:
+                arrived[step] = arrived.get(step, 0) + 1
+                await worker.barrier("all")
+                if arrived[step] != workers:
+                    raise Broken(f"the barrier of step {step} opened for {arrived[step]} workers")
             weights = await table.pull()
             await asyncio.sleep(loop.rng.expovariate(30))
             if _takes_part(worker.rank, step):
@@ -45,7 +52,13 @@ async def agreement(
     names = [f"worker-{rank}" for rank in range(workers)]
     running = [cluster.worker(name, train) for name in names]
     victims = [*names, *(f"server-{index}" for index in range(servers))]
-    nemesis = Nemesis(cluster, victims, mean_pause_s=0.15, gentle_s=2 * HEARTBEAT_S)
+    nemesis = Nemesis(
+        cluster,
+        victims,
+        mean_pause_s=0.15,
+        gentle_s=2 * HEARTBEAT_S,
+        heartbeat_s=HEARTBEAT_S,
+    )
     await nemesis.run(2.0)
     for kind, times in nemesis.injected.items():
         count(seen, kind, times)
