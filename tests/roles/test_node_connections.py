@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aiops.roles.actions import Drop, Note
+from aiops.roles.actions import Drop
 from aiops.roles.connections import CONTROL_ABSENT_MAX_S, SEVERED_PERIODS
 from aiops_protocol.control import ClusterState, DeathQuery
 from aiops_protocol.errors import ErrorCode
@@ -134,7 +134,7 @@ def test_a_node_that_comes_under_the_name_of_a_severed_one_has_been_started_agai
     node = job.core.members.of_peer(20)
     assert node is not None
     assert (node.rank, node.incarnation) == (0, 2)
-    assert any(isinstance(note, Note) and note.event == "node_lost" for note in job.notes)
+    assert "node_lost" in job.events()
 
 
 def test_what_is_said_meanwhile_is_said_to_the_node_that_has_no_connection() -> None:
