@@ -19,8 +19,9 @@ from aiops.runtime.dialling import LinkPlan, open_link
 from aiops.van.base import Address, Van
 from aiops.van.link import Link
 from aiops_protocol.codec import encode
-from aiops_protocol.control import ControlMessage, DialogueOpen, Heard, OpenDialogue
+from aiops_protocol.control import ControlMessage
 from aiops_protocol.dialogue import Dialogue
+from aiops_protocol.dialogue_control import DialogueOpen, Heard, OpenDialogue
 from aiops_protocol.errors import ErrorCode
 from aiops_protocol.frames import Control, Frame, Goodbye
 from aiops_protocol.handshake import Purpose, Role

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Final
 
 from aiops.van.link import Link
-from aiops_protocol.control import DialogueOpen, Heard, OpenDialogue
 from aiops_protocol.dialogue import Dialogue
+from aiops_protocol.dialogue_control import DialogueOpen, Heard, OpenDialogue
 from aiops_protocol.errors import ErrorCode, UnexpectedFrame
 from aiops_protocol.frames import Control
 from aiops_protocol.payload import Buffer

@@ -24,14 +24,8 @@ from aiops.van import TcpVan
 from aiops.van.base import Address, Listener, Stream, Van
 from aiops.van.link import Link
 from aiops_protocol.codec import encode
-from aiops_protocol.control import (
-    ControlMessage,
-    Heard,
-    Join,
-    Leave,
-    NodeReport,
-    OpenDialogue,
-)
+from aiops_protocol.control import ControlMessage, Join, Leave, NodeReport
+from aiops_protocol.dialogue_control import Heard, OpenDialogue
 from aiops_protocol.errors import ErrorCode, UnexpectedFrame
 from aiops_protocol.frames import Control, Frame
 from aiops_protocol.handshake import Purpose, Role, ServerHandshake

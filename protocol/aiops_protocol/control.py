@@ -12,6 +12,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from aiops_protocol.dialogue_control import DialogueOpen, Heard, OpenDialogue
 from aiops_protocol.limits import (
     MEMBERS_MAX,
     PARTS_MAX,
@@ -63,10 +64,8 @@ __all__ = [
     "ControlMessage",
     "DeathQuery",
     "DeathVerdict",
-    "DialogueOpen",
     "DropShard",
     "FinishWorker",
-    "Heard",
     "Join",
     "Joined",
     "Leave",
@@ -74,7 +73,6 @@ __all__ = [
     "Member",
     "Name",
     "NodeReport",
-    "OpenDialogue",
     "OpenShard",
     "Refused",
     "RoundHeld",
@@ -94,34 +92,6 @@ __all__ = [
     "TableOpened",
     "TableSpec",
 ]
-
-# --- the dialogue: what is said again over the next connection ------------------------------
-
-
-class OpenDialogue(Message, frozen=True, tag=True, kw_only=True):
-    """Server or worker to scheduler, first on each connection: it is I; I have `heard` so many."""
-
-    senders = MEMBER
-
-    dialogue: Word
-    heard: Count = 0
-
-
-class DialogueOpen(Message, frozen=True, tag=True, kw_only=True):
-    """Scheduler to a node that opens a dialogue: go on; I have `heard` so many of yours."""
-
-    senders = SCHEDULER
-
-    heard: Count = 0
-
-
-class Heard(Message, frozen=True, tag=True, kw_only=True):
-    """Node to scheduler and back: I have so many of your messages; you may forget them."""
-
-    senders = MEMBER | SCHEDULER
-
-    count: Count
-
 
 # --- registration -------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from aiops.optim import Add
 from aiops.van import TcpVan
 from aiops.van.base import Accept, Address, Stream
 from aiops.van.link import Link
-from aiops_protocol.control import Heard
+from aiops_protocol.dialogue_control import Heard
 from aiops_protocol.frames import Control, Goodbye
 from aiops_protocol.handshake import Role
 from local_jobs import local_job, together, until
