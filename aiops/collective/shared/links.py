@@ -1,0 +1,298 @@
+"""Sockets between the processes of one host: they introduce members, hand memory over, and wake.
+
+A `Doorbell` is where a process can be found by the others of its host; with it and the names of
+theirs, the members of a group connect to each other (`meet`). A `ShareLink` is one such connection.
+Through it go numbers of segments with their files, wake-ups of one byte, and, by its end, the news
+that the other process is dead: the kernel closes it, whatever the death was like.
+
+Only processes of the same user are let in.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import hmac
+import os
+import secrets
+import socket
+import struct
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from numpy.typing import NDArray
+
+from aiops.collective.shared.pages import Segment, map_segment
+from aiops.errors import ConnectionLost, DialFailed, JoinTimeout
+
+__all__ = ["Doorbell", "ShareLink", "host_identity", "supported"]
+
+_HELLO: Final = struct.Struct("<I32s")  # index of the sender, digest of what the group is
+_SEGMENT: Final = struct.Struct("<cqq")  # kind, number, size
+_WAKE: Final = b"w"
+_MADE: Final = b"s"
+_DROPPED: Final = b"d"
+_BACKLOG: Final = 128  # more members of one host than this do not dial in the same moment
+_CREDENTIALS: Final = struct.Struct("3i")
+
+
+def supported() -> bool:
+    """Say whether this system has what is needed: Linux, with files without names."""
+    return sys.platform == "linux" and hasattr(os, "memfd_create")
+
+
+def host_identity() -> str:
+    """Return a text that is the same for two processes exactly if they can share memory.
+
+    Not the host's name: containers share names, and clones of machines do. It is the kernel's
+    boot, and the network name space, in which doorbells are found.
+    """
+    if not supported():
+        return ""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}.{os.stat('/proc/self/ns/net').st_ino:x}"
+
+
+class Doorbell:
+    """Where this process can be found by others of its host; closed with `close`.
+
+    Attributes
+    ----------
+    name
+        What the others need to know, printable.
+    """
+
+    def __init__(self) -> None:
+        self.name = f"aiops-{os.getpid()}-{secrets.token_hex(8)}"
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        try:
+            # A leading zero byte: a name of the kernel's, not of the file system's, so that
+            # nothing is left of it after a death.
+            self._socket.bind(f"\0{self.name}")
+            self._socket.listen(_BACKLOG)
+        except OSError:
+            self._socket.close()
+            raise
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[bytes, Callable[[int, socket.socket], None]] = {}
+        self._early: dict[tuple[bytes, int], socket.socket] = {}
+        self._loop.add_reader(self._socket.fileno(), self._accept)
+
+    def close(self) -> None:
+        """Be found no more. Idempotent."""
+        if self._socket.fileno() >= 0:
+            self._loop.remove_reader(self._socket.fileno())
+            self._socket.close()
+        for link in self._early.values():
+            _discard(self._loop, link)
+        self._early.clear()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                link, _ = self._socket.accept()
+            except OSError:  # nobody else at the door, or no files left
+                return
+            link.setblocking(False)
+            if _same_user(link):
+                self._loop.add_reader(link.fileno(), self._hello, link)
+            else:
+                link.close()
+
+    def _hello(self, link: socket.socket) -> None:
+        """Read who is at the door; a member that comes before its group is asked for waits."""
+        self._loop.remove_reader(link.fileno())
+        try:
+            index, digest = _HELLO.unpack(link.recv(_HELLO.size))
+        except (OSError, struct.error):
+            link.close()
+            return
+        taker = self._waiting.get(digest)
+        if taker is not None:
+            taker(index, link)
+        else:
+            if len(self._early) >= _BACKLOG:  # the oldest has given up long ago
+                self._early.pop(next(iter(self._early))).close()
+            self._early[digest, index] = link
+
+    async def meet(
+        self, group: str, index: int, names: Mapping[int, str], timeout_s: float
+    ) -> dict[int, ShareLink]:
+        """Connect to all other members of a group; those with a lower index are dialled.
+
+        Parameters
+        ----------
+        group
+            What all members know and nobody else: who does not give it is not let in.
+        index
+            This member.
+        names
+            The names of the doorbells of all others, by their index.
+        timeout_s
+            How long to wait for them.
+
+        Raises
+        ------
+        DialFailed, JoinTimeout
+            One cannot be reached, or did not come; no connection is left.
+        """
+        digest = hmac.digest(b"aiops-shared-group", group.encode(), "sha256")
+        links: dict[int, socket.socket] = {}
+        complete = self._loop.create_future()
+
+        def come(other: int, link: socket.socket) -> None:
+            if other in names and other not in links:
+                links[other] = link
+            else:
+                link.close()
+            if len(links) == len(names) and not complete.done():
+                complete.set_result(None)
+
+        self._waiting[digest] = come
+        try:
+            for other, name in sorted(names.items()):
+                if other < index:
+                    come(other, self._dial(name, _HELLO.pack(index, digest)))
+            for key in [key for key in self._early if key[0] == digest]:
+                come(key[1], self._early.pop(key))
+            if names:
+                async with asyncio.timeout(timeout_s):
+                    await complete
+        except BaseException as error:
+            for link in links.values():
+                _discard(self._loop, link)
+            if isinstance(error, TimeoutError):
+                absent = ", ".join(str(i) for i in sorted(set(names) - set(links)))
+                raise JoinTimeout(
+                    f"members {absent} did not connect for shared memory within {timeout_s:g} s",
+                    operation="shared memory",
+                    elapsed_s=timeout_s,
+                ) from None
+            raise
+        finally:
+            del self._waiting[digest]
+        return {other: ShareLink(link) for other, link in links.items()}
+
+    def _dial(self, name: str, hello: bytes) -> socket.socket:
+        link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        try:
+            link.connect(f"\0{name}")
+            if not _same_user(link):
+                raise PermissionError("it belongs to another user")
+            link.send(hello)
+        except OSError as error:
+            link.close()
+            raise DialFailed(
+                f"the process {name!r} of this host cannot be reached for shared memory: {error}",
+                peer=name,
+                retryable=True,
+            ) from error
+        return link
+
+
+class ShareLink:
+    """A connection to another process of this host.
+
+    Attributes
+    ----------
+    segments
+        Memory of the other process, by number; read-only.
+    """
+
+    def __init__(self, link: socket.socket) -> None:
+        self.segments: dict[int, NDArray[Any]] = {}
+        self._socket = link
+        self._loop = asyncio.get_running_loop()
+        self._lost: Callable[[Exception | None], None] | None = None
+        self._woken: Callable[[], None] | None = None
+
+    def open(self, woken: Callable[[], None], lost: Callable[[Exception | None], None]) -> None:
+        """Begin to listen: `woken` after anything has come, `lost` once at the end."""
+        self._woken, self._lost = woken, lost
+        self._loop.add_reader(self._socket.fileno(), self._ready)
+
+    def close(self) -> None:
+        """End the connection; nothing is called any more. Idempotent."""
+        self._lost = self._woken = None
+        self.segments.clear()
+        _discard(self._loop, self._socket)
+
+    def wake(self) -> None:
+        """Wake the other process, if it sleeps."""
+        try:
+            self._socket.send(_WAKE)
+        except BlockingIOError:
+            pass  # it has wake-ups enough
+        except OSError as error:
+            self._end(error)
+
+    def made(self, segment: Segment) -> None:
+        """Hand a segment of this process to the other."""
+        self._tell(_SEGMENT.pack(_MADE, segment.number, segment.size), segment.fd)
+
+    def dropped(self, number: int) -> None:
+        """Tell that a segment is used no more."""
+        self._tell(_SEGMENT.pack(_DROPPED, number, 0), None)
+
+    def _tell(self, message: bytes, fd: int | None) -> None:
+        rights = (
+            [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
+        )
+        try:
+            # The socket's buffer has room for hundreds; a peer that takes none of them is stopped
+            # or dead, and whoever waits for it hears of that.
+            self._socket.sendmsg([message], rights)
+        except OSError as error:
+            self._end(error)
+
+    def take(self) -> None:
+        """Take everything that has come."""
+        while self._lost is not None:
+            try:
+                message, rights, _, _ = self._socket.recvmsg(_SEGMENT.size, socket.CMSG_SPACE(4))
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self._end(error)
+                return
+            if not message:
+                self._end(None)
+            elif message != _WAKE:
+                self._segment(message, rights)
+
+    def _segment(self, message: bytes, rights: list[tuple[int, int, bytes]]) -> None:
+        kind, number, size = _SEGMENT.unpack(message)
+        if kind == _DROPPED:
+            self.segments.pop(number, None)
+            return
+        (fd,) = struct.unpack("i", rights[0][2])
+        try:
+            self.segments[number] = map_segment(fd, size, writable=False)
+        finally:
+            os.close(fd)
+
+    def _ready(self) -> None:
+        woken = self._woken
+        self.take()
+        if woken is not None:
+            woken()
+
+    def _end(self, error: Exception | None) -> None:
+        lost = self._lost
+        self._lost = None
+        self._loop.remove_reader(self._socket.fileno())
+        if lost is not None:
+            lost(error if error is None else ConnectionLost(str(error)))
+
+
+def _same_user(link: socket.socket) -> bool:
+    raw = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return bool(_CREDENTIALS.unpack(raw)[1] == os.geteuid())
+
+
+def _discard(loop: asyncio.AbstractEventLoop, link: socket.socket) -> None:
+    if link.fileno() >= 0:
+        loop.remove_reader(link.fileno())
+        link.close()
