@@ -13,7 +13,7 @@ from aiops_protocol.frames import Ack, Parked, Reject, Request, Value
 from aiops_protocol.limits import TEXT_BYTES_MAX
 from aiops_protocol.payload import Float32Array, as_bytes
 
-__all__ = ["acknowledge", "notice", "refuse", "value"]
+__all__ = ["acknowledge", "meaning", "notice", "refuse", "value"]
 
 
 def acknowledge(peer: int, request: Request, version: int, epoch: int) -> Send:
@@ -49,7 +49,7 @@ def value(peer: int, request: Request, version: int, epoch: int, values: Float32
 
 def refuse(peer: int, request: Request, code: ErrorCode, text: str = "", epoch: int = 0) -> Send:
     """Answer with a refusal; without a text, with what its code always means."""
-    text = text or _MEANINGS.get(code, code.name.lower().replace("_", " "))
+    text = text or meaning(code)
     return Send(
         peer,
         Reject(
@@ -62,6 +62,11 @@ def refuse(peer: int, request: Request, code: ErrorCode, text: str = "", epoch: 
             payload=text.encode("utf-8", "replace")[:TEXT_BYTES_MAX],
         ),
     )
+
+
+def meaning(code: ErrorCode) -> str:
+    """Return what a refusal with this code means, where nothing more is known about it."""
+    return _MEANINGS.get(code, code.name.lower().replace("_", " "))
 
 
 def notice(

@@ -86,6 +86,13 @@ class Part(msgspec.Struct, eq=False):
     base
         Of a mutation the version that it was computed on, of a pull the one that is known
         already; -1 for none.
+    sent_to
+        Bytes that had been sent over the connection when this part's last one was; 0 while it was
+        not sent over the present one.
+    left, resent
+        Whether any of it may have left this process, and whether that was for a second time.
+    waits
+        Whether the server has said that it waits by rule.
     """
 
     operation: Operation
@@ -105,7 +112,10 @@ class Part(msgspec.Struct, eq=False):
     seq: int = 0
     sent_at: float = 0.0
     server: int = -1
+    sent_to: int = 0
+    left: bool = True
     resent: bool = False
+    waits: bool = False
     settled: bool = False
     header: bytes = NO_BYTES
     base: int = -1

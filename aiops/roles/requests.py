@@ -3,7 +3,8 @@
 An `Operation` is one call of the user (a push of a whole table), made of `Part`s, one frame
 each (`operations.py`). A `Channel` holds the parts for one server: those that wait for the
 window, those in flight, and what is to be sent again over a new connection, byte for byte the
-same. The `Customer` in `aiops.runtime` moves it; nothing here waits, sends or reads a clock.
+same, after the server was asked which of it has arrived. The `Customer` in `aiops.runtime` moves
+it; nothing here waits, sends or reads a clock.
 """
 
 from __future__ import annotations
@@ -15,12 +16,27 @@ from typing import Final, TypeVar
 import numpy as np
 
 from aiops.errors import rejection
+from aiops.roles.answers import meaning
 from aiops.roles.operations import NO_BYTES, Operation, Part
 from aiops_protocol.codec import encode
 from aiops_protocol.delivery import Outbox
 from aiops_protocol.errors import ErrorCode
-from aiops_protocol.frames import AckLevel, Flag, Kind, Parked, Reject, Reply, Value
+from aiops_protocol.frames import (
+    Ack,
+    AckLevel,
+    Flag,
+    Kind,
+    Known,
+    Parked,
+    Pull,
+    Query,
+    Reject,
+    Reply,
+    Value,
+)
 from aiops_protocol.limits import PULL_WINDOW_BYTES, WINDOW_BYTES
+from aiops_protocol.payload import Buffer
+from aiops_protocol.queries import OWN_CONNECTION, UNKNOWN, WAITS, ask, told
 
 __all__ = ["ANSWERS_BYTES_MAX", "Channel", "Operation", "Part"]
 
@@ -34,10 +50,18 @@ those pass a full window."""
 ANSWERS_BYTES_MAX: Final = FIRST_PARTS * (PULL_WINDOW_BYTES + WINDOW_BYTES)
 """Values that a worker may have asked for and not received: by pulls, and by push_pulls."""
 
+ASK_FROM_BYTES: Final = 1024
+"""From this payload on, in all mutations of a table together, a server is asked what it has before
+they are repeated: an entry of the question takes 16 bytes, and the answer one round trip."""
+
+QUERY_IDS: Final = 1 << 63
+"""Request ids of questions begin here, apart from those of requests."""
+
 _READING: Final = frozenset({Kind.PULL, Kind.PUSH_PULL})
 """Requests that a VALUE answers; an ACK answers the others."""
 
 _BASE_VERSION: Final = int(Flag.BASE_VERSION)
+_KEY_LIST: Final = int(Flag.KEY_LIST)
 
 T = TypeVar("T")
 
@@ -53,25 +77,32 @@ class Channel:
     ----------
     session
         The small index by which frames name the customer.
+    ask_from_bytes
+        See `ASK_FROM_BYTES`.
     """
 
     __slots__ = (
+        "_asked",
         "_flight",
+        "_held_by",
         "_mutation_bytes",
         "_mutations",
         "_next_id",
+        "_next_query",
         "_pull_bytes",
         "_pulling",
         "_pulls",
         "_put_off_at",
         "_resend",
+        "ask_from_bytes",
         "epoch",
         "session",
         "window_bytes",
     )
 
-    def __init__(self, session: int) -> None:
+    def __init__(self, session: int, ask_from_bytes: int = ASK_FROM_BYTES) -> None:
         self.session = session
+        self.ask_from_bytes = ask_from_bytes
         self.epoch = 0
         self.window_bytes = WINDOW_BYTES
         self._next_id = 1
@@ -83,6 +114,9 @@ class Channel:
         self._mutation_bytes = 0
         self._pull_bytes = 0
         self._put_off_at = 0.0
+        self._next_query = QUERY_IDS
+        self._asked: dict[int, list[Part]] = {}  # by the id of the question
+        self._held_by: set[int] = set()  # questions whose answers all sending waits for
 
     @property
     def waiting(self) -> bool:
@@ -140,10 +174,12 @@ class Channel:
 
     def next_part(self, now: float) -> Part | None:
         """Return the part to send now, which counts as sent; `None` if all that is left waits."""
+        if self._held_by:
+            return None
         while self._resend:
             part = self._resend.popleft()
-            if part.request_id in self._flight:
-                part.resent = True
+            if part.request_id in self._flight and not part.waits:
+                part.resent, part.left = part.left, True
                 return part
         if self._mutations and (found := self._next_mutation()) is not None:
             assert found.outbox is not None
@@ -219,6 +255,7 @@ class Channel:
         if now >= self._put_off_at and (self._mutations or self._pulls):
             self._put_off(now)
         if isinstance(reply, Parked):
+            part.waits = True
             operation.parked(now, _behind(reply))
             return None
         if operation.limit_s is None:
@@ -283,9 +320,89 @@ class Channel:
         operation.parts_left -= 1
         operation.done = operation.parts_left == 0 or operation.error is not None
 
-    def lost(self) -> None:
-        """Note the loss of the connection: what is in flight goes again over the next one."""
+    def lost(self, handed_on: int | None = None) -> None:
+        """Note the loss of the connection: what is in flight goes again over the next one.
+
+        Parameters
+        ----------
+        handed_on
+            How many of the bytes that were sent over the connection have left this process; all if
+            not given. What never left is not sent again, but for the first time.
+        """
         self._resend = deque(self._flight.values())
+        self._asked.clear()
+        self._held_by.clear()
+        for part in self._resend:
+            part.waits = False
+            if part.sent_to and handed_on is not None and not part.resent:
+                part.left = part.sent_to - len(part.header) - len(part.payload) < handed_on
+            part.sent_to = 0
+
+    def ask(self) -> list[tuple[bytes, Buffer]]:
+        """Return the questions with which a new connection begins, as bytes; maybe none.
+
+        Nothing else is sent until they are answered: the order of what follows would not hold.
+        """
+        doubtful: dict[Outbox, list[Part]] = {}
+        for part in self._resend:
+            if part.outbox is not None and part.left and not part.settled:
+                doubtful.setdefault(part.outbox, []).append(part)
+        questions = []
+        for parts in doubtful.values():
+            if sum(len(part.payload) for part in parts) >= self.ask_from_bytes:
+                self._held_by.add(self._next_query)
+                questions.append(self._question(parts))
+        return questions
+
+    def _question(self, parts: list[Part]) -> tuple[bytes, Buffer]:
+        self._asked[self._next_query] = parts
+        query = Query(
+            request_id=self._next_query,
+            epoch=self.epoch,
+            table=parts[0].table,
+            session=self.session,
+            payload=ask(OWN_CONNECTION, [(part.request_id, part.seq) for part in parts]),
+        )
+        self._next_query += 1
+        return encode(query)
+
+    def known(self, reply: Known) -> list[Reply]:
+        """Take what a server knows; return the answers that were lost, as if they came now.
+
+        A stray is ignored, and so is an answer that does not fit its question: then all is sent
+        again.
+        """
+        parts = self._asked.pop(reply.request_id, [])
+        self._held_by.discard(reply.request_id)
+        outcomes = told(reply.payload).outcomes
+        if len(outcomes) != len(parts):
+            return []
+        answers: list[Reply] = []
+        for part, outcome in zip(parts, outcomes, strict=True):
+            if part.settled or outcome == UNKNOWN:
+                continue
+            if outcome == WAITS:
+                part.waits = True
+            elif outcome == ErrorCode.OK and part.kind.kind in _READING:
+                self._read_instead(part)
+            else:
+                answers.append(_late_answer(part, outcome, reply))
+        return answers
+
+    def _read_instead(self, part: Part) -> None:
+        """Ask only for the values: a push_pull has been applied and its answer was lost."""
+        if part.flags & _KEY_LIST:
+            return  # the keys are in its payload: sent again, it is recognised
+        pull = Pull(
+            request_id=part.request_id,
+            epoch=self.epoch,
+            table=part.table,
+            session=self.session,
+            begin=part.begin,
+            end=part.end,
+            ranges=part.ranges,
+        )
+        part.header, part.payload = encode(pull)
 
     def withdraw(self, part: Part) -> None:
         """Drop a part that nobody waits for: a pull, or a mutation that was given up.
@@ -313,6 +430,7 @@ class Channel:
 
     def validate(self) -> None:
         """Check what must always hold."""
+        assert self._held_by <= set(self._asked)
         pulls = [part for part in self._flight.values() if part.outbox is None]
         mutations = [part for part in self._flight.values() if part.outbox is not None]
         assert self._pull_bytes == sum(part.size for part in pulls)
@@ -327,3 +445,12 @@ def _behind(notice: Parked) -> dict[int, int]:
     words = np.frombuffer(notice.payload, "<u4").tolist()
     ranks, clocks = words[: notice.count], words[notice.count :]
     return dict(zip_longest(ranks, clocks[: len(ranks)], fillvalue=0))
+
+
+def _late_answer(part: Part, outcome: int, known: Known) -> Reply:
+    """Return the answer of a settled mutation in place of the one that was lost."""
+    if outcome == ErrorCode.OK:
+        return Ack(request_id=part.request_id, seq=part.seq, version=known.version)
+    code = ErrorCode(outcome) if outcome in set(ErrorCode) else ErrorCode.INTERNAL
+    text = meaning(code).encode()
+    return Reject(request_id=part.request_id, seq=part.seq, status=code, payload=text)

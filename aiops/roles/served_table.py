@@ -246,13 +246,17 @@ class ServedTable:
 
     # --- waiting ---
 
+    def adopt(self, waiting: Waiting, peer: int) -> None:
+        """Send the answer over a connection that is newer than the one it would have gone to."""
+        former = self._callers.get(waiting.peer)
+        if former is None or former.order < self._callers[peer].order:
+            waiting.peer = peer
+
     def _park(self, peer: int, session: Session, request: Request, now: float) -> list[Action]:
         again = self.parked.get(session, request.seq)
         if again is not None:
             # Sent again over a new connection, unless these are late bytes of the old one.
-            former = self._callers.get(again.peer)
-            if former is None or former.order < self._callers[peer].order:
-                again.peer = peer
+            self.adopt(again, peer)
             return []
         if self.parked.add(peer, session, request, now):
             return []
@@ -260,6 +264,10 @@ class ServedTable:
             f"{self.parked.bytes_of(session[0])} bytes of this worker wait for their round already"
         )
         return [self._refuse(peer, request, ErrorCode.OUT_OF_WINDOW, text)]
+
+    def caller(self, peer: int) -> Caller:
+        """Return who is at a connection of which something waits."""
+        return self._callers[peer]
 
     def advance(self) -> list[Action]:
         """Close what can close, then answer pulls and apply what waited for the next round."""

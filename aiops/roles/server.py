@@ -17,6 +17,7 @@ from aiops.init import initializer_from
 from aiops.optim import optimizer_from
 from aiops.roles.actions import Action, Drop, Ended, Note, Tell
 from aiops.roles.answers import refuse
+from aiops.roles.inquiries import answer
 from aiops.roles.losses import marks_of, told_of
 from aiops.roles.memory import Budget, shard_bytes
 from aiops.roles.rounds import NOTHING_SEALED, Mark
@@ -39,7 +40,7 @@ from aiops_protocol.control import (
     StopAt,
 )
 from aiops_protocol.errors import ErrorCode
-from aiops_protocol.frames import Flag, Pull, Request, Seal
+from aiops_protocol.frames import Flag, Pull, Query, Request, Seal
 
 __all__ = ["ServerCore"]
 
@@ -141,6 +142,18 @@ class ServerCore:
         if table.ended is not None:
             self.ended = table.ended
         return actions
+
+    def query(self, peer: int, query: Query, received: dict[int, int]) -> list[Action]:
+        """Say what has become of a worker's requests.
+
+        Parameters
+        ----------
+        received
+            Bytes that have arrived over each connection of this worker, by its mark; that of
+            `peer` itself under `OWN_CONNECTION`, too.
+        """
+        caller, table = self._callers.get(peer), self.tables.get(query.table)
+        return [answer(peer, query, caller, table, received, self.epoch)]
 
     def _turn_away(self, peer: int, caller: Caller | None, request: Request) -> Action:
         if caller is None:

@@ -18,7 +18,7 @@ from aiops.runtime.postoffice import Postoffice
 from aiops.runtime.witness import Witness
 from aiops.van.base import Van
 from aiops_protocol.control import ClusterState
-from aiops_protocol.frames import Kind, Parked, Reply
+from aiops_protocol.frames import Kind, Known, Parked, Reply
 from aiops_protocol.layout import REPLY
 from aiops_protocol.limits import PREFIX_BYTES
 
@@ -202,16 +202,24 @@ class Customer:
             self.bytes.pull_received += REPLY_HEADER_BYTES + len(reply.payload)
         else:
             self.bytes.push_received += REPLY_HEADER_BYTES + len(reply.payload)
-        part = server.channel.answer(reply, now)
-        if part is None:
+        if not self._take(server, reply, now):
             if isinstance(reply, Parked):
                 self._warn_waiting(now)
-            return
+            elif isinstance(reply, Known):
+                for late in server.channel.known(reply):
+                    self._take(server, late, now)
+
+    def _take(self, server: DataConnection, reply: Reply, now: float) -> bool:
+        """Complete what an answer completes; whether it settled a part."""
+        part = server.channel.answer(reply, now)
+        if part is None:
+            return False
         if self.witness is not None:
             self.witness.answered(part, reply)
         operation = part.operation
         if operation.done and operation in self._operations:
             self._complete(operation)
+        return True
 
     def _warn_waiting(self, now: float) -> None:
         for operation in self._operations:

@@ -118,10 +118,13 @@ class DataConnection:
         await open_link(self._van, plan, self, timeout_s=timeout_s)
 
     def link_ready(self, link: Link) -> None:
-        """Use a new connection: first what was unanswered, then what waits."""
+        """Use a new connection: first what was unanswered and has not arrived, then what waits."""
         self.link = link
         self.trouble = ""
         self.channel.window_bytes = link.welcome.window_bytes
+        for header, payload in self.channel.ask():
+            self._counters.retransmit_sent += len(header) + len(payload)
+            link.send_encoded(header, payload, borrowed=False)
         self.pump()
 
     def link_lost(self, link: Link, error: AiopsError | None) -> None:
@@ -131,7 +134,7 @@ class DataConnection:
         self.link = None
         self._gone[0] += link.bytes_sent
         self._gone[1] += link.bytes_received
-        self.channel.lost()
+        self.channel.lost(link.bytes_sent)
         if self._closed or self._postoffice.failure is not None:
             return
         goodbye = link.goodbye
@@ -228,6 +231,7 @@ class DataConnection:
         else:
             counters.push_sent += size
         link.send_encoded(part.header, part.payload, borrowed=True)
+        part.sent_to = link.bytes_sent
 
     def own(self) -> None:
         """Copy what is borrowed and unsent: a lender wants its memory back."""

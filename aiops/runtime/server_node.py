@@ -30,8 +30,9 @@ from aiops.van.base import Address, Listener, Stream, StreamHandler, Van
 from aiops.van.link import Link
 from aiops_protocol.control import ControlMessage, Join, Joined, Leave, Refused
 from aiops_protocol.errors import ErrorCode
-from aiops_protocol.frames import Frame, Goodbye, Kind, Request
+from aiops_protocol.frames import Frame, Goodbye, Kind, Query, Request
 from aiops_protocol.handshake import Hello, Role, ServerHandshake
+from aiops_protocol.queries import OWN_CONNECTION, mark
 
 __all__ = ["Server"]
 
@@ -268,6 +269,8 @@ class Server:
 
     def _handle(self, link: Link, frame: Request) -> list[Action]:
         if frame.kind is not Kind.PULL:
+            if isinstance(frame, Query):
+                return self._core.query(link.number, frame, self._received(link))
             self._answers.take_back()
         now = asyncio.get_running_loop().time()
         if not self.meter.traces or frame.kind is not Kind.SEAL:
@@ -276,6 +279,15 @@ class Server:
         actions = self._core.request(link.number, frame, now)
         self._trace_round(actions, started)
         return actions
+
+    def _received(self, link: Link) -> dict[int, int]:
+        """Bytes that have arrived over the connections of the same worker, by their marks."""
+        rank, incarnation = link.hello.rank, link.hello.incarnation
+        received = {OWN_CONNECTION: link.bytes_received}
+        for other in self._links.values():
+            if (other.hello.rank, other.hello.incarnation) == (rank, incarnation):
+                received[mark(other.hello.nonce)] = other.bytes_received
+        return received
 
     def _trace_round(self, actions: list[Action], started_ns: int) -> None:
         for action in actions:

@@ -77,7 +77,11 @@ class Stream(ABC):
         Addresses of the two ends, for messages.
     pending_bytes
         Bytes accepted by `write` and not yet taken by the kernel (or the other end).
+    unsent_bytes
+        After the end of the stream: bytes that were accepted and never handed on.
     """
+
+    unsent_bytes: int = 0
 
     local: str
     remote: str

@@ -69,7 +69,7 @@ class Link:
     goodbye
         The GOODBYE that the peer sent, if it did.
     bytes_sent, bytes_received
-        Including handshake and headers.
+        Including handshake and headers. After the end, what has really left this process.
     """
 
     def __init__(
@@ -256,6 +256,7 @@ class Link:
     def lost(self, error: Exception | None) -> None:
         """Tell the owner how it ended."""
         self._stop_timer()
+        self.bytes_sent -= self.stream.unsent_bytes
         clean = self._connection.ended() or self._said_goodbye
         self._closing = True
         if self._error is None and not clean:

@@ -216,6 +216,7 @@ class MemoryStream(Stream):
     def _end_soon(self, error: Exception | None) -> None:
         if not self._ending:
             self._ending = True
+            self.unsent_bytes += self._outgoing.size
             self._outgoing.clear()
             self._pipe.clear()
             if self._timer is not None:

@@ -269,7 +269,7 @@ class TcpStream(Stream, asyncio.BufferedProtocol):
         """Stop sending; the end comes from the reading half, which has its last bytes first."""
         self._mute = True
         self._waiting = False
-        self._outgoing.clear()
+        self._discard()
         if self._sink is not None:
             self._sink.unwatch()
         if self.failure is None:
@@ -308,11 +308,15 @@ class TcpStream(Stream, asyncio.BufferedProtocol):
         """Let go of memory and descriptor now; the transport reports the end on a later turn."""
         self._mute = self._deaf = True
         self._waiting = False
-        self._outgoing.clear()
+        self._discard()
         if self._sink is not None:
             self._sink.close(reset=reset)
         if self._transport is not None:
             self._transport.abort()
+
+    def _discard(self) -> None:
+        self.unsent_bytes += self.pending_bytes
+        self._outgoing.clear()
 
     def _finish(self, error: Exception | None) -> None:
         if self._over:

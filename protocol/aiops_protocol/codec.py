@@ -40,12 +40,14 @@ from aiops_protocol.frames import (
     Frame,
     Goodbye,
     Kind,
+    Known,
     Parked,
     Ping,
     Pong,
     Pull,
     Push,
     PushPull,
+    Query,
     Reject,
     Reply,
     Request,
@@ -105,12 +107,14 @@ _REQUESTS: Final[Mapping[int, type[Request]]] = {
     Kind.PUSH_PULL: PushPull,
     Kind.ASSIGN: Assign,
     Kind.SEAL: Seal,
+    Kind.QUERY: Query,
 }
 _REPLIES: Final[Mapping[int, type[Reply]]] = {
     Kind.VALUE: Value,
     Kind.ACK: Ack,
     Kind.REJECT: Reject,
     Kind.PARKED: Parked,
+    Kind.KNOWN: Known,
 }
 
 
@@ -259,7 +263,7 @@ def _decode_request(cls: type[Request], prefix: Prefix, meta: Buffer, payload: B
         flags &= KNOWN_FLAGS[prefix.kind]
     if offset != size:
         raise MalformedFrame(f"{size - offset} bytes of metadata that belong to nothing")
-    return cls(  # type: ignore[return-value]  # the five subclasses of Request are all Frames
+    return cls(  # type: ignore[return-value]  # the six subclasses of Request are all Frames
         request_id=request_id,
         seq=seq,
         answered_below=answered_below,
@@ -331,7 +335,7 @@ def _decode_reply(cls: type[Reply], prefix: Prefix, meta: Buffer, payload: Buffe
         check_codec(codec, 0, cls)
     elif prefix.payload_bytes & 3 and cls is not Reject:
         raise MalformedFrame(f"{prefix.payload_bytes} bytes of payload in a {cls.__name__}")
-    return cls(  # type: ignore[return-value]  # the four subclasses of Reply are all Frames
+    return cls(  # type: ignore[return-value]  # the five subclasses of Reply are all Frames
         request_id=request_id,
         seq=seq,
         version=version,

@@ -72,8 +72,10 @@ TRANSITIONS: Final[Mapping[tuple[State, Input], State]] = {
 """What is not in here is illegal and raises `UnexpectedFrame`."""
 
 _BOTH: Final = frozenset({Kind.PING, Kind.PONG, Kind.GOODBYE})
-_REQUESTS: Final = frozenset({Kind.PUSH, Kind.PULL, Kind.PUSH_PULL, Kind.ASSIGN, Kind.SEAL})
-_REPLIES: Final = frozenset({Kind.VALUE, Kind.ACK, Kind.REJECT, Kind.PARKED})
+_REQUESTS: Final = frozenset(
+    {Kind.PUSH, Kind.PULL, Kind.PUSH_PULL, Kind.ASSIGN, Kind.SEAL, Kind.QUERY}
+)
+_REPLIES: Final = frozenset({Kind.VALUE, Kind.ACK, Kind.REJECT, Kind.PARKED, Kind.KNOWN})
 _PIECES: Final = frozenset({Kind.RING_BEGIN, Kind.RING_PIECE, Kind.RING_CONFIRM})
 
 RECEIVABLE: Final[Mapping[tuple[Purpose, Side], frozenset[Kind]]] = {

@@ -102,7 +102,7 @@ class Inbox:
             self._refused.clear()
         if answered_below > self._base + 1:
             self._advance(answered_below - 1)
-        if seq <= self._base or self._applied >> (seq - self._base - 1) & 1:
+        if self.settled(seq):
             return Verdict.DUPLICATE
         if seq > self._base + self.window:
             return Verdict.OUT_OF_WINDOW
@@ -127,6 +127,10 @@ class Inbox:
         while self._applied & 1:
             self._applied >>= 1
             self._base += 1
+
+    def settled(self, seq: int) -> bool:
+        """Whether `seq` has been applied or refused, or is below the sender's mark."""
+        return seq <= self._base or bool(self._applied >> (seq - self._base - 1) & 1)
 
     def outcome(self, seq: int) -> ErrorCode:
         """Return how a settled mutation ended, for the answer to its repeat."""

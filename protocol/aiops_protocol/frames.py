@@ -25,12 +25,14 @@ __all__ = [
     "Frame",
     "Goodbye",
     "Kind",
+    "Known",
     "Parked",
     "Ping",
     "Pong",
     "Pull",
     "Push",
     "PushPull",
+    "Query",
     "Reject",
     "Reply",
     "Request",
@@ -51,10 +53,12 @@ class Kind(IntEnum):
     PUSH_PULL = 3
     ASSIGN = 4
     SEAL = 5
+    QUERY = 6
     VALUE = 16
     ACK = 17
     REJECT = 18
     PARKED = 19
+    KNOWN = 20
     CONTROL = 32
     PING = 33
     PONG = 34
@@ -205,6 +209,16 @@ class Seal(Request, frozen=True, gc=False, kw_only=True):
     kind = Kind.SEAL
 
 
+class Query(Request, frozen=True, gc=False, kw_only=True):
+    """Worker to server: what has become of these requests of mine? Answered by KNOWN.
+
+    The payload is as `queries.py` makes it. Changes nothing but where the answers of requests
+    that wait are sent: over this connection, if it asks about itself.
+    """
+
+    kind = Kind.QUERY
+
+
 class Reply(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Fields common to everything a server answers; `request_id` matches the request."""
 
@@ -255,6 +269,12 @@ class Parked(Reply, frozen=True, gc=False, kw_only=True):
     """
 
     kind = Kind.PARKED
+
+
+class Known(Reply, frozen=True, gc=False, kw_only=True):
+    """Server to worker: what has become of each request of a QUERY; see `queries.py`."""
+
+    kind = Kind.KNOWN
 
 
 class RingFrame(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -354,6 +374,7 @@ Frame: TypeAlias = (
     | PushPull
     | Assign
     | Seal
+    | Query
     | Value
     | Ack
     | Reject
@@ -361,6 +382,7 @@ Frame: TypeAlias = (
     | RingBegin
     | RingPiece
     | RingConfirm
+    | Known
     | Control
     | Ping
     | Pong

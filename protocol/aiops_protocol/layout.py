@@ -13,6 +13,7 @@ from aiops_protocol.frames import OPTIONAL_FLAGS, Flag, Kind
 from aiops_protocol.limits import (
     CONTROL_BYTES_MAX,
     PAYLOAD_BYTES_MAX,
+    QUERY_ENTRIES_MAX,
     RANGES_PER_FRAME_MAX,
     TEXT_BYTES_MAX,
     WORKERS_MAX,
@@ -40,10 +41,12 @@ PAYLOAD_MAX: Final[Mapping[int, int]] = {
     Kind.PUSH_PULL: PAYLOAD_BYTES_MAX,
     Kind.ASSIGN: PAYLOAD_BYTES_MAX,
     Kind.SEAL: 8,  # the weight of the contribution
+    Kind.QUERY: 8 + 16 * QUERY_ENTRIES_MAX,
     Kind.VALUE: PAYLOAD_BYTES_MAX,
     Kind.ACK: 0,
     Kind.REJECT: TEXT_BYTES_MAX,
     Kind.PARKED: 8 * WORKERS_MAX,  # ranks, and how far behind each is
+    Kind.KNOWN: 8 + 4 * QUERY_ENTRIES_MAX,
     Kind.CONTROL: CONTROL_BYTES_MAX,
     Kind.PING: 0,
     Kind.PONG: 0,
@@ -68,5 +71,6 @@ KNOWN_FLAGS: Final[Mapping[int, int]] = {
     ),
     Kind.ASSIGN: int(Flag.KEY_LIST | Flag.CODEC_PARAMETERS | Flag.INITIAL) | KNOWN_OPTIONAL,
     Kind.SEAL: int(Flag.CONTRIBUTED | Flag.FINAL | Flag.WEIGHT) | KNOWN_OPTIONAL,
+    Kind.QUERY: KNOWN_OPTIONAL,
 }
 """Flags that a kind may have; those that are not here have none."""

@@ -62,6 +62,9 @@ CONNECTIONS_MAX: Final = 4096
 WINDOW_MUTATIONS: Final = 64
 """Unacknowledged mutations of a session; the server remembers this many to recognise repeats."""
 
+QUERY_ENTRIES_MAX: Final = 2 * WINDOW_MUTATIONS
+"""Requests of one table that a QUERY asks about: a whole window, and as many pulls."""
+
 WINDOW_BYTES: Final = 8 * MiB
 """Bytes of pushes in flight on a connection without an answer: the bandwidth-delay product of
 1 Gbit/s at 64 ms, and up to sixteen segments in motion on a faster link."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 from aiops.errors import AiopsError, RemoteError, RequestRejected, UsageError
 from aiops.roles.operations import WAIT_TIMEOUT_S
-from aiops.roles.requests import FIRST_PARTS, Channel, Operation, Part
+from aiops.roles.requests import FIRST_PARTS, Part
 from aiops_protocol.delivery import Outbox
 from aiops_protocol.errors import ErrorCode
 from aiops_protocol.frames import (
@@ -26,71 +24,12 @@ from aiops_protocol.frames import (
     Value,
 )
 from aiops_protocol.limits import PULL_WINDOW_BYTES, WINDOW_MUTATIONS
-from wire_bytes import decode
-
-QUIET_S = 60.0
-
-
-class Desk:
-    """A channel, and short words for what is done to it."""
-
-    def __init__(self, window_bytes: int = 100) -> None:
-        self.channel = Channel(3)
-        self.channel.window_bytes = window_bytes
-        self.outbox = Outbox()
-
-    def operation(self, verb: str = "push", limit_s: float | None = None) -> Operation:
-        return Operation(verb, "table w", 0.0, QUIET_S, limit_s)
-
-    def mutation(self, size: int = 4, outbox: Outbox | None = None, **fields: Any) -> Part:
-        kind = fields.pop("kind", Push)
-        operation = fields.pop("operation", None) or self.operation()
-        part = Part(
-            operation,
-            kind,
-            1,
-            0,
-            begin=0,
-            end=size // 4,
-            payload=bytes(size),
-            outbox=outbox or self.outbox,
-            **fields,
-        )
-        self.channel.submit(part)
-        return part
-
-    def pull(self, size: int = 4, operation: Operation | None = None) -> Part:
-        into = memoryview(bytearray(size))
-        part = Part(
-            operation or self.operation("pull"), Pull, 1, 0, begin=0, end=size // 4, into=into
-        )
-        self.channel.submit(part)
-        return part
-
-    def send(self) -> list[Part]:
-        """All that may be sent now."""
-        parts = []
-        while (part := self.channel.next_part(0.0)) is not None:
-            parts.append(part)
-        self.channel.validate()
-        return parts
-
-    def answer(self, part: Part, kind: type[Reply] = Ack, now: float = 0.0, **fields: Any) -> Any:
-        reply = kind(request_id=part.request_id, seq=part.seq, **fields)
-        settled = self.channel.answer(reply, now)
-        self.channel.validate()
-        return settled
+from desk import QUIET_S, Desk, frame
 
 
 @pytest.fixture
 def desk() -> Desk:
     return Desk()
-
-
-def frame(part: Part) -> Request:
-    request = decode(bytes(part.header) + bytes(part.payload))
-    assert isinstance(request, Request)
-    return request
 
 
 # --- windows ---
@@ -392,60 +331,6 @@ def test_a_deadline_of_the_caller_s_own_stays(desk: Desk) -> None:
     parked(desk, parts[0], 4.0, 1)
     desk.answer(parts[1], now=4.5)
     assert operation.deadline == 5.0
-
-
-# --- lost connections ---
-
-
-def test_what_is_unanswered_goes_again_in_order_and_byte_for_byte(desk: Desk) -> None:
-    parts = [desk.mutation(), desk.pull(), desk.mutation(), desk.mutation()]
-    desk.send()
-    first = [bytes(part.header) + bytes(part.payload) for part in parts]
-    desk.answer(parts[2])
-    desk.channel.epoch = 9
-    for _ in range(3):  # however often the connection is lost
-        desk.channel.lost()
-        again = desk.send()
-        assert again == [parts[0], parts[3], parts[1]], "mutations first, as at the first time"
-        assert all(part.resent for part in again)
-        for part in again:
-            assert bytes(part.header) + bytes(part.payload) == first[parts.index(part)]
-    late = desk.mutation()
-    assert desk.send() == [late]
-    assert not late.resent
-    assert frame(late).epoch == 9
-
-
-def test_what_goes_again_goes_before_what_is_new(desk: Desk) -> None:
-    old = [desk.mutation() for _ in range(3)]
-    desk.send()
-    desk.channel.lost()
-    new = desk.mutation()
-    assert desk.channel.next_part(0.0) is old[0]
-    desk.channel.lost()  # in the middle of it
-    assert desk.send() == [*old, new]
-
-
-def test_an_answer_that_comes_between_loss_and_repeat_settles_it(desk: Desk) -> None:
-    parts = [desk.mutation() for _ in range(2)]
-    desk.send()
-    desk.channel.lost()
-    desk.answer(parts[0])
-    assert desk.send() == [parts[1]]
-
-
-def test_owned_payloads_are_what_they_were(desk: Desk) -> None:
-    array = np.arange(4, dtype=np.float32)
-    part = Part(
-        desk.operation(), Push, 1, 0, begin=0, end=4, payload=array.data.cast("B"), outbox=Outbox()
-    )
-    desk.channel.submit(part)
-    desk.send()
-    part.own()
-    array[:] = 9
-    desk.channel.lost()
-    (again,) = desk.send()
-    assert frame(again).payload == np.arange(4, dtype=np.float32).tobytes()
 
 
 # --- giving up ---

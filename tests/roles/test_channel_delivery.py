@@ -15,7 +15,7 @@ from aiops.roles.actions import Send
 from aiops.roles.requests import Channel, Operation, Part
 from aiops_protocol.codec import encode
 from aiops_protocol.delivery import Inbox, Outbox, Verdict
-from aiops_protocol.frames import Pull, Push, Reply, Request
+from aiops_protocol.frames import Known, Pull, Push, PushPull, Query, Reply, Request
 from served import Served
 from wire_bytes import decode
 
@@ -46,24 +46,26 @@ class Delivery(RuleBasedStateMachine):
         self.old: list[Wire] = []  # ended for the worker; the server has not read them out
         self.bytes: dict[int, bytes] = {}
         self.parts: list[Part] = []
+        self.read = np.zeros(KEYS, F)  # what push_pulls have got back
         self.given_up: set[int] = set()
         self.pulls: list[tuple[Operation, bytearray]] = []
 
     # --- the worker ---
 
     @precondition(lambda self: len(self.parts) < KEYS)
-    @rule(at_once=st.booleans())
-    def push(self, at_once: bool) -> None:
+    @rule(at_once=st.booleans(), kind=st.sampled_from([Push, PushPull]))
+    def push(self, at_once: bool, kind: type[Request] = Push) -> None:
         key = len(self.parts)
         operation = Operation("push", "w", 0.0, 60.0, None)
         part = Part(
             operation,
-            Push,
+            kind,
             1,
             0,
             begin=key,
             end=key + 1,
             payload=np.ones(1, F).tobytes(),
+            into=self.read[key : key + 1].data.cast("B") if kind is PushPull else None,
             outbox=self.outbox,
         )
         self.parts.append(part)
@@ -74,7 +76,9 @@ class Delivery(RuleBasedStateMachine):
 
     def _put(self, part: Part) -> None:
         data = bytes(part.header) + bytes(part.payload)
-        assert self.bytes.setdefault(part.request_id, data) == data
+        first = self.bytes.setdefault(part.request_id, data)
+        asks_only = part.kind is PushPull and isinstance(decode(data), Pull)
+        assert first == data or asks_only, "what is sent again is the same to the byte"
         self.wire.up.append(data)
 
     @rule()
@@ -109,7 +113,11 @@ class Delivery(RuleBasedStateMachine):
         for _ in range(min(count, len(wire.up))):
             request = decode(wire.up.popleft())
             assert isinstance(request, Request)
-            for action in self.served.ask(wire.peer, request):
+            if isinstance(request, Query):
+                actions = self.served.core.query(wire.peer, request, {0: 1})
+            else:
+                actions = self.served.ask(wire.peer, request)
+            for action in actions:
                 assert isinstance(action, Send)
                 header, payload = encode(action.frame)
                 wire.down.append(bytes(header) + bytes(payload))
@@ -123,6 +131,9 @@ class Delivery(RuleBasedStateMachine):
             reply = decode(self.wire.down.popleft())
             assert isinstance(reply, Reply)
             self.channel.answer(reply, 0.0)
+            if isinstance(reply, Known):
+                for late in self.channel.known(reply):
+                    self.channel.answer(late, 0.0)
 
     @rule(data=st.data())
     def cut(self, data: st.DataObject) -> None:
@@ -133,6 +144,9 @@ class Delivery(RuleBasedStateMachine):
         self.wire = Wire(self.wire.peer + 1)
         self.served.core.connected(self.wire.peer, 0, 1)
         self.channel.lost()
+        self.channel.ask_from_bytes = 0 if data.draw(st.booleans()) else 1 << 30
+        for header, payload in self.channel.ask():
+            self.wire.up.append(bytes(header) + bytes(payload))
 
     # --- what must be true ---
 
@@ -149,6 +163,8 @@ class Delivery(RuleBasedStateMachine):
             if part.settled and key not in self.given_up:
                 assert counts[key] == 1
                 assert part.operation.error is None
+                if part.kind is PushPull:
+                    assert self.read[key] == 1
 
     def teardown(self) -> None:
         """Without further harm everything that was not given up takes effect."""

@@ -24,7 +24,7 @@ from aiops.roles.settings import SchedulerSettings
 from aiops_protocol.codec import encode
 from aiops_protocol.control import ControlMessage, Join
 from aiops_protocol.errors import ErrorCode
-from aiops_protocol.frames import Reply, Request
+from aiops_protocol.frames import Known, Query, Reply, Request
 from wire_bytes import decode
 
 Wait: TypeAlias = Callable[[], bool]
@@ -113,7 +113,10 @@ class ServerNode:
         elif peer in self.connections:
             request = decode(data)
             assert isinstance(request, Request)
-            self.perform(self.core.request(peer, request, self.cluster.now))
+            if isinstance(request, Query):
+                self.perform(self.core.query(peer, request, {}))
+            else:
+                self.perform(self.core.request(peer, request, self.cluster.now))
 
     def perform(self, actions: list[Action]) -> None:
         """Carry actions out; values are lent only until here, as by a real shell."""
@@ -171,7 +174,7 @@ class WorkerNode:
         self.over = False
         self.replies: list[ControlMessage] = []
         self.calls = 0
-        self.channels = [Channel(0) for _ in cluster.servers]
+        self.channels = [Channel(0, cluster.rng.choice((0, 1 << 30))) for _ in cluster.servers]
         self.connections: list[Connection | None] = [None] * len(cluster.servers)
         self.up = cluster.queue(f"{name} to scheduler", self._to_scheduler)
         self.down = cluster.queue(f"scheduler to {name}", self._hear)
@@ -229,6 +232,8 @@ class WorkerNode:
             return
         self.connections[server] = connection
         connection.down.deliver = lambda data: self._reply(server, connection, data)
+        for header, payload in self.channels[server].ask():
+            connection.up.put(bytes(header) + bytes(payload))
 
     def _reply(self, server: int, connection: Connection, data: Any) -> None:
         if not self.alive:
@@ -245,6 +250,9 @@ class WorkerNode:
         assert isinstance(reply, Reply)
         if self.connections[server] is connection:  # an owner hears only its newest connection
             channel.answer(reply, self.cluster.now)
+            if isinstance(reply, Known):
+                for late in channel.known(reply):
+                    channel.answer(late, self.cluster.now)
             self.pump()
 
     # --- life ---

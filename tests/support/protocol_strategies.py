@@ -74,8 +74,8 @@ _WORDS = {
 def requests(draw: st.DrawFn) -> Frame:
     """Any request that a worker could send."""
     cls = draw(st.sampled_from([frames.Push, frames.Pull, frames.PushPull, frames.Assign]))
-    cls = draw(st.sampled_from([cls, cls, cls, cls, frames.Seal]))
-    seals = cls is frames.Seal
+    cls = draw(st.sampled_from([cls, cls, cls, cls, frames.Seal, frames.Query]))
+    seals = cls in (frames.Seal, frames.Query)
     fields: dict[str, Any] = {
         "request_id": draw(u64),
         "seq": draw(u64),
@@ -94,7 +94,9 @@ def requests(draw: st.DrawFn) -> Frame:
         if not (seals and flag is Flag.CODEC_PARAMETERS) and draw(st.booleans()):
             fields["flags"] |= int(flag)
             fields[name] = draw(u64)
-    if cls not in (frames.Pull, frames.Seal):
+    if cls is frames.Query:
+        fields["payload"] = draw(words(st.integers(0, 128).map(lambda entries: 2 + 4 * entries)))
+    elif cls not in (frames.Pull, frames.Seal):
         fields["payload"] = draw(words())
     return cls(**fields)  # type: ignore[return-value]  # each is a Frame
 
@@ -102,12 +104,15 @@ def requests(draw: st.DrawFn) -> Frame:
 @st.composite
 def replies(draw: st.DrawFn) -> Frame:
     """Any answer that a server could give."""
-    cls = draw(st.sampled_from([frames.Value, frames.Ack, frames.Reject, frames.Parked]))
+    cls = draw(
+        st.sampled_from([frames.Value, frames.Ack, frames.Reject, frames.Parked, frames.Known])
+    )
     payloads: dict[type[Reply], st.SearchStrategy[bytes]] = {
         frames.Value: words(),
         frames.Ack: st.just(b""),
         frames.Reject: st.text(max_size=200).map(str.encode),
         frames.Parked: words(st.integers(0, 1024)),
+        frames.Known: words(st.integers(0, 130)),
     }
     return cls(  # type: ignore[return-value]  # each is a Frame
         request_id=draw(u64),

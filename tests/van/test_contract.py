@@ -478,3 +478,16 @@ async def test_cancelling_a_dial_leaves_nothing(body: str) -> None:
         await near.ended()
         await listener.close()
         await far.ended()
+
+
+async def test_the_end_tells_what_was_never_handed_on(body: str) -> None:
+    async with connected(body) as pair:
+        stall(pair.far.stream)
+        pair.near.stream.write(pattern(LARGE))
+        assert not pair.near.stream.unsent_bytes
+        pending = pair.near.stream.pending_bytes
+        assert pending
+        pair.near.stream.abort()
+        await pair.near.ended.wait()
+        assert pair.near.stream.unsent_bytes == pending
+        assert not pair.far.stream.unsent_bytes

@@ -75,24 +75,24 @@ def _any_checksum(*_: object) -> Any:
     return _Equal()
 
 
-def _send_nothing_again(self: requests.Channel) -> None:
+def _send_nothing_again(self: requests.Channel, handed_on: int) -> None:
     """Forget that requests in flight must go again."""
 
 
-def _take_for_answered(self: requests.Channel) -> None:
+def _take_for_answered(self: requests.Channel, handed_on: int) -> None:
     for part in list(self._flight.values()):
         if part.outbox is not None:
             self._settle(part)
 
 
-def _renumber(self: requests.Channel) -> None:
+def _renumber(self: requests.Channel, handed_on: int) -> None:
     for part in list(self._flight.values()):
         if part.outbox is not None and part.outbox.open:
             del self._flight[part.request_id]
             part.outbox.answered(part.seq)
             part.seq = part.outbox.take()
             self._launch(part, part.outbox.answered_below, 0.0)
-    _lost(self)
+    _lost(self, handed_on)
 
 
 _lost = requests.Channel.lost
@@ -141,7 +141,7 @@ _seal = rounds.Rounds.seal
 def _no_reconnect(self: data_connection.DataConnection, gone: link.Link, error: object) -> None:
     if self.link is gone:
         self.link = None
-        self.channel.lost()
+        self.channel.lost(gone.bytes_sent)
 
 
 def _say_nothing_again(self: dialogue.Dialogue, count: int) -> list[dialogue.Said]:

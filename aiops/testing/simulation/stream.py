@@ -272,6 +272,7 @@ class SimStream(Stream):
 
     def _forget(self) -> None:
         self._over = True
+        self.unsent_bytes += self._unsent_bytes
         self._unsent.clear()
         self._unsent_bytes = 0
         self._coming.clear()

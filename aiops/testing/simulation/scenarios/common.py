@@ -54,7 +54,7 @@ async def read(cluster: SimCluster, name: str) -> Float32Array:
         table = await worker.table(name)
         return await table.pull()
 
-    task = cluster.worker("reader", pull)
+    task = cluster.worker(f"reader-{name}", pull)
     await all_end([task])
     values: Float32Array = task.result()
     return values

@@ -6,8 +6,10 @@ In life: asynchronous training over a bad network, with workers that die and com
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aiops.consistency import ASP
 from aiops.optim import Add
@@ -36,29 +38,36 @@ async def conservation(
     """Push integers under faults; count how often each part of each push was applied.
 
     Every push has elements of its own, some on each server, to which it adds one. At the end
-    an element is 1 if that part was applied once, 0 if never, and anything else is a fault.
+    an element is 1 if that part was applied once, 0 if never, and anything else is a fault. Every
+    other push is small: it is repeated at once when its connection is lost. Of the others the
+    server is asked first.
     """
     cluster = SimCluster(
         loop, servers, workers=workers, on_worker_loss="continue", heartbeat_s=HEARTBEAT_S
     )
     await cluster.start()
     shape = (4 * servers, pushes * workers * (kills + 1))
+    size = shape[0] * shape[1]
     rows_of: dict[int, list[int]] = {}
     acknowledged: list[int] = []
     numbers = iter(range(shape[1]))
     done = {f"worker-{index}": 0 for index in range(workers)}
 
     async def push_all(worker: Worker) -> None:
-        table = await worker.table("counts", shape=shape, optimizer=Add(), consistency=ASP())
+        large = await worker.table("large", shape=shape, optimizer=Add(), consistency=ASP())
+        small = await worker.table("small", shape=(size,), optimizer=Add(), consistency=ASP())
         while done[worker.name] < pushes:
             number = next(numbers)
             rows = rows_of[number] = sorted(
                 loop.rng.sample(range(shape[0]), loop.rng.randint(1, shape[0]))
             )
-            ones = np.zeros((len(rows), shape[1]), np.float32)
-            ones[:, number] = 1
             await asyncio.sleep(loop.rng.expovariate(15))
-            await table.push(ones, rows=np.asarray(rows))
+            if number % 2:
+                await small.push(np.ones(len(rows), np.float32), rows=_small(rows, number, shape))
+            else:
+                ones = np.zeros((len(rows), shape[1]), np.float32)
+                ones[:, number] = 1
+                await large.push(ones, rows=np.asarray(rows))
             acknowledged.append(number)
             done[worker.name] += 1
 
@@ -89,10 +98,22 @@ async def conservation(
     for kind, times in nemesis.injected.items():
         count(seen, kind, times)
     await all_end(running.values())
-    counts = await read(cluster, "counts")
+    every = np.arange(shape[0])
+    counts = await read(cluster, "large")
+    values = await read(cluster, "small")
+    for number in range(shape[1]):
+        counts[:, number] += values[_small(every, number, shape)]
     await cluster.close()
     _check(counts, rows_of, acknowledged)
     count(seen, "unacknowledged yet applied", int(counts.any(axis=0).sum()) - len(acknowledged))
+
+
+def _small(
+    rows: Sequence[int] | NDArray[np.int64], number: int, shape: tuple[int, int]
+) -> NDArray[np.int64]:
+    """Return the places of a push in the table of small pushes: four neighbours on each server."""
+    server, place = np.divmod(np.asarray(rows, np.int64), 4)
+    return server * (4 * shape[1]) + 4 * number + place
 
 
 def _check(counts: Float32Array, rows_of: dict[int, list[int]], acknowledged: list[int]) -> None:
