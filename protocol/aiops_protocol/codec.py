@@ -102,19 +102,10 @@ _control_encoder = msgspec.msgpack.Encoder()
 _control_decoder: msgspec.msgpack.Decoder[ControlMessage] = msgspec.msgpack.Decoder(ControlMessage)
 
 _REQUESTS: Final[Mapping[int, type[Request]]] = {
-    Kind.PUSH: Push,
-    Kind.PULL: Pull,
-    Kind.PUSH_PULL: PushPull,
-    Kind.ASSIGN: Assign,
-    Kind.SEAL: Seal,
-    Kind.QUERY: Query,
+    cls.kind: cls for cls in (Push, Pull, PushPull, Assign, Seal, Query)
 }
 _REPLIES: Final[Mapping[int, type[Reply]]] = {
-    Kind.VALUE: Value,
-    Kind.ACK: Ack,
-    Kind.REJECT: Reject,
-    Kind.PARKED: Parked,
-    Kind.KNOWN: Known,
+    cls.kind: cls for cls in (Value, Ack, Reject, Parked, Known)
 }
 
 
