@@ -141,5 +141,7 @@ def connect(
         The expected servers and workers did not register in time.
     NameInUse
         A live worker has this name.
+    TooManyRestarts
+        Workers of this name were lost more than five times within a minute.
     """
     return Connecting(scheduler, name, timeout_s, heartbeat_thread, van, history)

@@ -16,6 +16,7 @@
         JoinTimeout                   the cluster did not become complete
       RequestRejected                 a server or the scheduler said no; carries the code
         KeyRangeNotOwned  StaleIncarnation  NotInitialised  ShuttingDown  NameInUse  RemoteError
+        TooManyRestarts
       CollectiveAborted               a collective operation ended without effect, for all members
         CollectiveTimeout             because it took longer than this member would wait
       NodeFailed                      a node is lost, and with it the job or the call
@@ -56,6 +57,7 @@ __all__ = [
     "ShuttingDown",
     "StaleIncarnation",
     "TableMismatch",
+    "TooManyRestarts",
     "TrainingDiverged",
     "TransportError",
     "UsageError",
@@ -179,6 +181,10 @@ class NameInUse(RequestRejected):
     """A live worker has this name."""
 
 
+class TooManyRestarts(RequestRejected):
+    """A worker of this name was lost too often in a short time; the message says when to return."""
+
+
 class RemoteError(RequestRejected):
     """Code on the server (an optimizer, a memory limit) failed; its state is unchanged."""
 
@@ -234,6 +240,7 @@ _REJECTIONS: Final[dict[ErrorCode, type[RequestRejected]]] = {
     ErrorCode.NOT_INITIALISED: NotInitialised,
     ErrorCode.SHUTTING_DOWN: ShuttingDown,
     ErrorCode.NAME_IN_USE: NameInUse,
+    ErrorCode.TOO_MANY_RESTARTS: TooManyRestarts,
     ErrorCode.OPTIMIZER_FAILED: RemoteError,
     ErrorCode.OUT_OF_MEMORY: RemoteError,
     ErrorCode.INTERNAL: RemoteError,
@@ -253,4 +260,5 @@ def rejection(code: int, message: str) -> AiopsError:
     misuse = _MISUSES.get(known)
     if misuse is not None:
         return misuse(message)
-    return _REJECTIONS.get(known, RequestRejected)(message, known)
+    retryable = known is ErrorCode.TOO_MANY_RESTARTS
+    return _REJECTIONS.get(known, RequestRejected)(message, known, retryable=retryable)

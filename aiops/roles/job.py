@@ -15,6 +15,7 @@ from aiops.roles.connections import Connections
 from aiops.roles.detector import FailureDetector
 from aiops.roles.losses import Losses
 from aiops.roles.membership import Membership, Node, NodeState
+from aiops.roles.restarts import Restarts
 from aiops.roles.rings import Rings
 from aiops.roles.settings import SchedulerSettings
 from aiops.roles.stopping import Stopping
@@ -48,6 +49,7 @@ class Job:
         self.stopping = Stopping()
         self.detector = FailureDetector(settings.heartbeat_s)
         self.connections = Connections(settings.heartbeat_s)
+        self.restarts = Restarts()
         self.started_at = now
         self._claims = Claims()
         self._losses = Losses()
@@ -81,7 +83,7 @@ class Job:
     def _join(self, peer: int, join: Join, now: float) -> list[Action]:
         if self.members.of_peer(peer) is not None or self._claims.has(peer):
             return [Note("unexpected_message", {"message": "Join", "peer": peer}, "warning")]
-        refusal = self._judge(join)
+        refusal = self._judge(join, now)
         if refusal is not None:
             return [Tell(refusal, peer)]
         holder = self.members.find(join.role, join.name) if join.name else None
@@ -93,7 +95,7 @@ class Job:
             return []
         return self._take_in(peer, join, now)
 
-    def _judge(self, join: Join) -> Refused | None:
+    def _judge(self, join: Join, now: float) -> Refused | None:
         if self.ended is not None:
             code = ErrorCode.SHUTTING_DOWN if self.ended.ok else ErrorCode.JOB_FAILED
             return Refused(code=code, text=f"the job has ended: {self.ended.reason}"[:1024])
@@ -104,7 +106,11 @@ class Job:
             taken = len(self.members.connected(join.role))
             text = f"the job has its {taken} {join.role}s already; start it with more of them"
             return Refused(code=ErrorCode.CLUSTER_FULL, text=text)
-        return None
+        return self._judge_restart(join, now)
+
+    def _judge_restart(self, join: Join, now: float) -> Refused | None:
+        text = self.restarts.refusal(join.name, now) if join.role == "worker" else ""
+        return Refused(code=ErrorCode.TOO_MANY_RESTARTS, text=text) if text else None
 
     def _take_in(self, peer: int, join: Join, now: float) -> list[Action]:
         was_ready = self.members.ready
@@ -194,7 +200,7 @@ class Job:
         if node.role == "server":
             actions += self._server_gone(node, clean)
         else:
-            actions += self._worker_gone(node, peer, clean, finished)
+            actions += self._worker_gone(node, peer, clean, finished, now)
         if self.ended is None:
             actions += self._broadcast(self.members.state())
             actions += self._settle_losses(now)
@@ -214,12 +220,16 @@ class Job:
         ok = clean and not self.members.connected("worker")
         return self.end(ok, f"{where} {how} ({node.reason}){ranges}", str(node))
 
-    def _worker_gone(self, node: Node, peer: int, clean: bool, finished: bool) -> list[Action]:
+    def _worker_gone(
+        self, node: Node, peer: int, clean: bool, finished: bool, now: float
+    ) -> list[Action]:
         self.barriers.leave(node.rank)
         entering = self.catalogue.is_entering(node.rank)
         self.catalogue.gone(peer, node.rank, node.incarnation)
         self._workers_left += clean
         self._workers_lost += not clean
+        if not clean:
+            self.restarts.lost(node.name, now)
         if not clean:
             fatal = self._fatal(node)
             if fatal:
@@ -267,7 +277,12 @@ class Job:
             self._claims.hold(node.role, node.name)
             return []
         claim = self._claims.take(node.role, node.name)
-        return [] if claim is None else self._take_in(claim.peer, claim.join, now)
+        if claim is None:
+            return []
+        refusal = self._judge_restart(claim.join, now)
+        return (
+            [Tell(refusal, claim.peer)] if refusal else self._take_in(claim.peer, claim.join, now)
+        )
 
     # --- the end ---
 

@@ -24,7 +24,7 @@ def status(core: Job, now: float) -> dict[str, object]:
         "uptime_s": round(now - core.started_at, 3),
         "expected": dict(core.members.expected),
         "servers": [_node(node) for node in servers],
-        "workers": [_node(node) for node in workers],
+        "workers": [_node(node) | _refused(core, node, now) for node in workers],
         "tables": core.catalogue.describe(),
         "rounds": _rounds(servers),
         "barriers": core.barriers.waiting(),
@@ -50,6 +50,12 @@ def _node(node: Node) -> dict[str, object]:
         else {},
         "metrics": dict(report.metrics) if report else {},
     }
+
+
+def _refused(core: Job, node: Node, now: float) -> dict[str, float]:
+    """Say for how long a name that was lost too often is refused, if it is."""
+    left_s = core.restarts.refused_for_s(node.name, now)
+    return {"refused_for_s": round(left_s, 1)} if left_s else {}
 
 
 def _rounds(servers: list[Node]) -> dict[str, dict[str, object]]:

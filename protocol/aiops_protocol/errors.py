@@ -59,6 +59,7 @@ class ErrorCode(IntEnum):
     SHUTTING_DOWN = 22
     TOO_MANY_CONNECTIONS = 23
     JOB_FAILED = 24
+    TOO_MANY_RESTARTS = 25
     # One request is refused; the connection lives on.
     UNKNOWN_TABLE = 32
     TABLE_MISMATCH = 33

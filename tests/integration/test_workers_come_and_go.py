@@ -9,7 +9,7 @@ import pytest
 
 import aiops
 from aiops import ASP
-from aiops.errors import AiopsError, Closed, NodeFailed, UsageError
+from aiops.errors import AiopsError, Closed, NodeFailed, TooManyRestarts, UsageError
 from aiops.optim import Add
 from aiops_protocol.payload import Float32Array
 from local_jobs import local_job, together, until
@@ -352,3 +352,15 @@ async def test_a_cluster_does_not_wait_for_a_worker_that_nobody_closes() -> None
         with pytest.raises(Closed, match="enough"):
             await table.pull()
         await worker.close()
+
+
+async def test_a_worker_that_is_lost_again_and_again_is_refused_for_a_while() -> None:
+    async with local_job(on_worker_loss="continue") as cluster, cluster.connect() as calm:
+        for _ in range(6):
+            mad = await cluster.connect(name="mad")
+            await mad.close(RuntimeError("out of memory"))
+        with pytest.raises(TooManyRestarts, match=r"mad was lost more than 5 times.* again in"):
+            await cluster.connect(name="mad")
+        await calm.barrier("b")
+        async with cluster.connect(name="sane") as sane:
+            await together([sane.barrier("b"), calm.barrier("b")])
