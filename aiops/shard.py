@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiops.optim import Optimizer, Steps
+from aiops.optim.guard import is_ours, update_guarded
 from aiops.reduction import Reduction
 from aiops_protocol.key_range import flat_indices
 from aiops_protocol.payload import Buffer, Float32Array
@@ -58,6 +59,8 @@ class Shard:
         What a gradient does to the values.
     values
         Initial values, shape (end - begin,); the shard takes the array.
+    finite
+        An optimizer of somebody's own may leave no NaN and no infinity.
 
     Attributes
     ----------
@@ -67,11 +70,12 @@ class Shard:
     """
 
     __slots__ = (
+        "_finite",
+        "_guarded",
         "_now",
         "_scheduled",
         "_scratch",
         "_steps",
-        "_undoable",
         "_work",
         "begin",
         "clock",
@@ -82,7 +86,15 @@ class Shard:
         "values",
     )
 
-    def __init__(self, begin: int, end: int, optimizer: Optimizer, values: Float32Array) -> None:
+    def __init__(
+        self,
+        begin: int,
+        end: int,
+        optimizer: Optimizer,
+        values: Float32Array,
+        *,
+        finite: bool = False,
+    ) -> None:
         size = end - begin
         assert values.shape == (size,)
         self.begin = begin
@@ -99,7 +111,8 @@ class Shard:
         self._scheduled = optimizer.scheduled
         self._now = optimizer.at(0)
         # Ours are plain numpy on arrays that fit; only a stranger's code can fail half-way.
-        self._undoable = not type(optimizer).__module__.startswith("aiops.optim.")
+        self._guarded = not is_ours(optimizer)
+        self._finite = finite
 
     def read(self, where: Selection) -> Float32Array:
         """Return the selected values: a view for a slice, a copy for many indices."""
@@ -117,7 +130,7 @@ class Shard:
         makes a difference. If the optimizer raises, nothing has changed.
         """
         self._see(clock)
-        kept = self._keep(where) if self._undoable else None
+        kept = self._keep(where) if self._guarded else None
         try:
             if isinstance(where, slice):
                 self._apply_range(where.start, where.stop, gradient)
@@ -134,7 +147,7 @@ class Shard:
         if end - start == self.size <= BLOCK_ELEMENTS and end > start:
             # A small table whole: the common case, without slicing.
             step = self._count(0, slice(0, end))
-            self._now.update(self.values, gradient, self.state, step, self._scratch)
+            self._run(self.values, gradient, self.state, step)
             return
         at = start
         while at < end:
@@ -165,7 +178,7 @@ class Shard:
             work = self._work[: at.size]
             np.copyto(work, gradient[low:high])
             step = self._count(block, at - block * BLOCK_ELEMENTS)
-            self._now.update(values, work, state, step, self._scratch)
+            self._run(values, work, state, step)
             self.values[at] = values
             for slot, array in self.state.items():
                 array[at] = state[slot]
@@ -176,7 +189,19 @@ class Shard:
             if self.state
             else _NO_STATE
         )
-        self._now.update(self.values[start:stop], gradient, state, step, self._scratch)
+        self._run(self.values[start:stop], gradient, state, step)
+
+    def _run(
+        self,
+        values: Float32Array,
+        gradient: Float32Array,
+        state: Mapping[str, Float32Array],
+        step: Steps,
+    ) -> None:
+        if not self._guarded:
+            self._now.update(values, gradient, state, step, self._scratch)
+            return
+        update_guarded(self._now, values, gradient, state, step, self._scratch, finite=self._finite)
 
     def _see(self, clock: int) -> None:
         if self._scheduled and clock > self.clock:
@@ -225,15 +250,31 @@ class Shard:
     ) -> None:
         """Reduce whole contributions in the order given, and step every element once.
 
-        `step` counts the rounds, and the clock is one less.
+        `step` counts the rounds, and the clock is one less. If the optimizer raises, nothing has
+        changed.
         """
         self._see(step - 1)
+        kept = self._keep(slice(0, self.size)) if self._guarded else None
+        try:
+            self._step_all(contributions, reduction, step, weights)
+        except Exception:
+            if kept is not None:
+                self._restore(slice(0, self.size), kept)
+            raise
+
+    def _step_all(
+        self,
+        contributions: Sequence[Float32Array],
+        reduction: Reduction,
+        step: int,
+        weights: Sequence[float] | None,
+    ) -> None:
         for start in range(0, self.size, BLOCK_ELEMENTS):
             stop = min(start + BLOCK_ELEMENTS, self.size)
             total = self._work[: stop - start]
             pieces = [contribution[start:stop] for contribution in contributions]
             reduction.reduce(pieces, weights, total)
             if total.size == self.size:  # small and whole, as above
-                self._now.update(self.values, total, self.state, step, self._scratch)
+                self._run(self.values, total, self.state, step)
             else:
                 self._update(start, stop, total, step)

@@ -184,7 +184,12 @@ def optimizer_from(name: str, settings: Mapping[str, object]) -> Optimizer:
         key: Schedule.parse(str(value)) if Schedule.is_text(value) else value
         for key, value in settings.items()
     }
-    made = build("optimizer", _REGISTERED, name, parsed)
+    try:
+        made = build("optimizer", _REGISTERED, name, parsed)
+    except ConfigError:
+        raise
+    except Exception as error:  # one's own class checks its settings as it likes
+        raise ConfigError(f"optimizer {name!r} refuses its settings: {error!r}") from error
     assert isinstance(made, Optimizer)
     return made
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from aiops.contribution import CONTRIBUTION_BYTES
 from aiops.optim import Optimizer
+from aiops.optim.guard import is_ours
 
 __all__ = ["Budget", "shard_bytes"]
 
@@ -47,11 +48,15 @@ def shard_bytes(
 ) -> Mapping[str, int]:
     """Return what a shard needs, by part; so many `contributions` have a place of their own.
 
-    Without rounds elements are stepped one by one, and each may have a count of its own.
+    Without rounds elements are stepped one by one, and each may have a count of its own. What an
+    optimizer of somebody's own has changed must be undone if it fails; without rounds that is at
+    most a segment.
     """
+    undo = 0 if is_ours(optimizer) or not rounds else 4 * elements * (1 + len(optimizer.slots))
     return {
         "values": 4 * elements,
         "optimizer state": 4 * elements * len(optimizer.slots),
         "step counts": 4 * elements if optimizer.uses_step and not rounds else 0,
+        "undo": undo,
         "contributions": CONTRIBUTION_BYTES * elements * contributions,
     }

@@ -14,7 +14,8 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from aiops.roles.actions import Action, Ended, Note, RoundClosed, Send
+from aiops.optim.guard import OptimizerMistake
+from aiops.roles.actions import Action, Note, RoundClosed, Send
 from aiops.roles.answers import acknowledge, notice, refuse, value
 from aiops.roles.consistency import PARK, BspRule, Outcome, Rule
 from aiops.roles.parking import NOTICE_S, Parking, Session, Waiting
@@ -65,6 +66,12 @@ class ServedTable:
         Who is at which connection; the server's own, only read here.
     initialised
         Whether the values are there already; otherwise a worker brings them.
+
+    Attributes
+    ----------
+    broken
+        Why no round closes any more: the optimizer has failed in one. The table then refuses
+        everything but seals, with this text; the server and its other tables go on.
     """
 
     __slots__ = (
@@ -74,8 +81,8 @@ class ServedTable:
         "_nonfinite",
         "_to_initialise",
         "begin",
+        "broken",
         "end",
-        "ended",
         "epoch",
         "inboxes",
         "name",
@@ -101,7 +108,7 @@ class ServedTable:
         self.begin = rule.shard.begin
         self.end = rule.shard.end
         self.epoch = epoch
-        self.ended: Ended | None = None
+        self.broken = ""
         self.inboxes: dict[Session, Inbox] = {}
         self.parked = Parking()
         self.pulls: list[Waiting] = []
@@ -117,6 +124,8 @@ class ServedTable:
         """Answer a pull, now or when the version that it names exists."""
         if self._to_initialise:
             return [self._refuse(peer, request, ErrorCode.NOT_INITIALISED)]
+        if self.broken:
+            return [self._refuse(peer, request, ErrorCode.OPTIMIZER_FAILED, self.broken)]
         where = select(request.begin, request.end, request.ranges, self.begin)
         if 4 * selected_elements(where) > PAYLOAD_BYTES_MAX:
             text = f"at most {PAYLOAD_BYTES_MAX} bytes of values travel in one answer"
@@ -192,6 +201,8 @@ class ServedTable:
                 if isnan(weight):
                     return ErrorCode.INVALID_SETTING, "the weight of a contribution is not one"
             return self.rule.seal(caller.rank, request.clock, contributed, final, weight), ""
+        if self.broken:
+            return ErrorCode.OPTIMIZER_FAILED, self.broken
         if request.ranges:
             where = select(0, 0, request.ranges, self.begin)
             size = selected_elements(where)
@@ -214,8 +225,12 @@ class ServedTable:
             try:
                 return self.rule.push(caller.rank, request.clock, where, values), ""
             except Exception as error:
-                text = f"the optimizer of table {self.name} failed, nothing was changed: {error!r}"
-                return ErrorCode.OPTIMIZER_FAILED, text
+                return ErrorCode.OPTIMIZER_FAILED, f"{self._failure(error)}; nothing was changed"
+
+    def _failure(self, error: Exception) -> str:
+        optimizer = self.rule.shard.optimizer.name
+        what = str(error) if isinstance(error, OptimizerMistake) else repr(error)
+        return f"the optimizer {optimizer} of table {self.name} failed: {what}"
 
     def _initialise(self, caller: Caller, where: Selection, values: Float32Array) -> ErrorCode:
         """Take a piece of the initial values.
@@ -272,14 +287,12 @@ class ServedTable:
     def advance(self) -> list[Action]:
         """Close what can close, then answer pulls and apply what waited for the next round."""
         actions: list[Action] = []
-        while self.rule.closable and self.ended is None:
+        while self.rule.closable and not self.broken:
             try:
                 with np.errstate(all="ignore"):
                     pushed = self.rule.close()
             except Exception as error:
-                self.ended = Ended(False, f"the optimizer of table {self.name} failed: {error!r}")
-                note = Note("optimizer_failed", {"table": self.name}, "error")
-                return [*actions, note, self.ended]
+                return [*actions, *self._break(error)]
             if pushed is not None:
                 actions.append(RoundClosed(self.table_id, self.rule.version, len(pushed)))
             actions += self._awaken()
@@ -288,6 +301,24 @@ class ServedTable:
             if applied and self.pulls:  # a subscriber may wait for just these
                 actions += self._awaken()
         return actions
+
+    def _break(self, error: Exception) -> list[Action]:
+        """Close no further round: the values are those before the one that failed."""
+        number = self.rule.version - 1
+        self.broken = (
+            f"{self._failure(error)}, in round {number}; no gradient of that round was applied, "
+            "and the table can go on no more"
+        )
+        fields: dict[str, object] = {"table": self.name, "round": number, "error": repr(error)}
+        waiting, self.pulls = self.pulls, []
+        for pull in waiting:
+            self._callers[pull.peer].pulls_waiting -= 1
+        code = ErrorCode.OPTIMIZER_FAILED
+        return [
+            Note("optimizer_failed", fields, "error"),
+            *(self._refuse(pull.peer, pull.request, code, self.broken) for pull in waiting),
+            *self._unpark(),
+        ]
 
     def _awaken(self) -> list[Send]:
         """Answer the pulls that can be answered now."""

@@ -138,10 +138,7 @@ class ServerCore:
             return [refuse(peer, request, ErrorCode.KEY_RANGE_NOT_OWNED, text, self.epoch)]
         if type(request) is Pull:
             return table.pull(peer, request, now)
-        actions = table.mutate(peer, caller, request, now)
-        if table.ended is not None:
-            self.ended = table.ended
-        return actions
+        return table.mutate(peer, caller, request, now)
 
     def query(self, peer: int, query: Query, received: dict[int, int]) -> list[Action]:
         """Say what has become of a worker's requests.
@@ -196,10 +193,6 @@ class ServerCore:
             case _:
                 return [Note("unexpected_message", {"message": type(message).__name__}, "warning")]
 
-    def _note_end(self, table: ServedTable, actions: list[Action]) -> list[Action]:
-        self.ended = self.ended or table.ended
-        return actions
-
     def _see(self, state: ClusterState) -> list[Action]:
         self.epoch = state.epoch
         for table in self.tables.values():
@@ -229,7 +222,7 @@ class ServerCore:
         for table in self.tables.values():
             table.forget(rank, incarnation)
             if self._newest[rank] == incarnation:  # else it is back, and in the rounds again
-                actions += self._note_end(table, table.settle(rank, NOTHING_SEALED))
+                actions += table.settle(rank, NOTHING_SEALED)
         self._fence(rank, incarnation + 1, "has left the job")
         return actions
 
@@ -259,7 +252,8 @@ class ServerCore:
             if initializer is None
             else initializer.fill(order.begin, order.end)
         )
-        shard = Shard(order.begin, order.end, optimizer, values)
+        finite = not spec.allow_nonfinite
+        shard = Shard(order.begin, order.end, optimizer, values, finite=finite)
         rule = rule_for(spec, shard, list(order.workers), self._budget)
         self._reserved[order.table] = needed
         self.tables[order.table] = ServedTable(
@@ -280,7 +274,7 @@ class ServerCore:
 
     def _admit(self, table_id: int, worker: int, version: int) -> list[Action]:
         table = self.tables.get(table_id)
-        return self._note_end(table, table.admit(worker, version)) if table else []
+        return table.admit(worker, version) if table else []
 
     def _lose(self, worker: int, incarnation: int) -> list[Action]:
         actions = self._fence(worker, incarnation + 1, "was declared lost by the scheduler")
@@ -291,7 +285,7 @@ class ServerCore:
             if mark is not None:
                 sealed[table.table_id] = mark
             # If it was about to enter, a round may have waited for that.
-            actions += self._note_end(table, table.advance())
+            actions += table.advance()
         return [*actions, Tell(LossReport(worker=worker, **told_of(sealed)))]
 
     def _settle(self, worker: int, sealed: dict[int, Mark]) -> list[Action]:
@@ -303,7 +297,7 @@ class ServerCore:
         for table_id, mark in sealed.items():
             settled = self.tables.get(table_id)
             if settled is not None:  # this server may hold no part of it
-                actions += self._note_end(settled, settled.settle(worker, mark))
+                actions += settled.settle(worker, mark)
         return actions
 
     def rounds(self) -> dict[str, tuple[int, list[int]]]:

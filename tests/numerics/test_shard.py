@@ -279,3 +279,7 @@ def test_when_an_optimizer_raises_nothing_has_changed(where: Selection) -> None:
     assert (shard.state["seen"] == 1).all()
     shard.apply(slice(0, size), np.zeros(size, F))
     assert (shard.values == 3).all(), "the step number is that of the second step"
+    with pytest.raises(ZeroDivisionError):
+        shard.step([np.full(size, 0.0, F), np.arange(size, dtype=F)], Sum(), 3)
+    assert (shard.values == 3).all()
+    assert (shard.state["seen"] == 2).all()

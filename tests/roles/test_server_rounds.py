@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from aiops.optim import Optimizer, Steps, register
-from aiops.roles.actions import Ended, Tell
+from aiops.roles.actions import Ended, Note, Send, Tell
 from aiops.roles.parking import PARKED_BYTES_MAX
 from aiops_protocol.control import (
     DeathQuery,
@@ -21,7 +21,7 @@ from aiops_protocol.control import (
     RoundRelease,
 )
 from aiops_protocol.errors import ErrorCode
-from aiops_protocol.frames import Parked, Push, Seal, Value
+from aiops_protocol.frames import Parked, Push, Reject, Seal, Value
 from aiops_protocol.payload import Float32Array
 from served import CONTRIBUTED, FINAL, Served, acked, closings, refusal, replies, reply, values_of
 
@@ -459,19 +459,30 @@ def test_an_optimizer_that_raises_in_asp_has_changed_nothing_and_the_server_live
     assert (served.values == 1).all()
 
 
-def test_an_optimizer_that_raises_in_bsp_ends_the_job_by_name() -> None:
-    """The round is closed half-way, so nobody may see these values."""
+def test_an_optimizer_that_raises_in_bsp_breaks_its_table_by_name_and_nothing_else() -> None:
+    """Nothing of the round is applied; whoever waits for it, or comes later, is told."""
     served = Served(workers=(0, 1), optimizer="picky")
     served.push(0, np.full(8, 13))
     served.seal(0, 0, flags=CONTRIBUTED)
     assert served.pull(0, clock=1) == []
+    assert served.push(0, np.ones(8), clock=1) == []
     actions = served.seal(1, 0, flags=0)
-    (ended,) = [action for action in actions if isinstance(action, Ended)]
-    assert not ended.ok
-    assert "the optimizer of table w failed" in ended.reason
-    assert "thirteen" in ended.reason
-    assert served.core.ended == ended
+    assert not any(isinstance(action, Ended) for action in actions)
+    assert served.core.ended is None
     assert closings(actions) == []
-    code, text = refusal(served.pull(0, clock=0))
-    assert code is ErrorCode.SHUTTING_DOWN
-    assert "thirteen" in text
+    (note,) = [action for action in actions if isinstance(action, Note)]
+    assert note.fields["table"] == "w"
+    refused = [action.frame for action in actions if isinstance(action, Send)]
+    codes = [frame.status for frame in refused if isinstance(frame, Reject)]
+    assert codes == [ErrorCode.OPTIMIZER_FAILED] * 2, "the pull and the push that waited"
+    for answer in (served.pull(0, clock=0), served.push(1, np.ones(8), clock=1)):
+        code, text = refusal(answer)
+        assert code is ErrorCode.OPTIMIZER_FAILED
+        assert "the optimizer picky of table w failed: ZeroDivisionError('thirteen')" in text
+        assert "in round 0" in text
+    assert not served.values.any()
+    for clock in range(1, 5):  # the worker's other tables go on, and so do its ticks
+        assert acked(served.seal(0, clock, flags=CONTRIBUTED))
+        assert acked(served.seal(1, clock, flags=0))
+    assert acked(served.seal(0, 5, flags=FINAL))
+    served.core.validate()
