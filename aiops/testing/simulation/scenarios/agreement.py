@@ -52,13 +52,7 @@ async def agreement(
     names = [f"worker-{rank}" for rank in range(workers)]
     running = [cluster.worker(name, train) for name in names]
     victims = [*names, *(f"server-{index}" for index in range(servers))]
-    nemesis = Nemesis(
-        cluster,
-        victims,
-        mean_pause_s=0.15,
-        gentle_s=2 * HEARTBEAT_S,
-        heartbeat_s=HEARTBEAT_S,
-    )
+    nemesis = Nemesis(cluster, victims, mean_pause_s=0.15, gentle_s=2 * HEARTBEAT_S)
     await nemesis.run(2.0)
     for kind, times in nemesis.injected.items():
         count(seen, kind, times)

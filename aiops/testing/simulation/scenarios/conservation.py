@@ -73,13 +73,7 @@ async def conservation(
 
     running = {name: cluster.worker(name, push_all) for name in done}
     victims = [*done, *(f"server-{index}" for index in range(servers))]
-    nemesis = Nemesis(
-        cluster,
-        victims,
-        mean_pause_s=0.2,
-        gentle_s=4 * HEARTBEAT_S,
-        heartbeat_s=HEARTBEAT_S,
-    )
+    nemesis = Nemesis(cluster, victims, mean_pause_s=0.2, gentle_s=4 * HEARTBEAT_S)
     # Cuts lose messages and make repeats: they are what this scenario is about.
     for name in done:
         for index in range(servers):

@@ -66,13 +66,7 @@ async def survival(
     names = [f"worker-{rank}" for rank in range(workers)]
     running = {name: cluster.worker(name, train) for name in names}
     victims = [*names, *(f"server-{index}" for index in range(servers))]
-    nemesis = Nemesis(
-        cluster,
-        victims,
-        mean_pause_s=0.3,
-        gentle_s=2 * HEARTBEAT_S,
-        heartbeat_s=HEARTBEAT_S,
-    )
+    nemesis = Nemesis(cluster, victims, mean_pause_s=0.3, gentle_s=2 * HEARTBEAT_S)
     storm = loop.create_task(nemesis.run(2.0))
     zombie = await _freeze_and_replace(cluster, running, train, seen)
     for _ in range(kills):
