@@ -20,6 +20,7 @@ from aiops.runtime.observer import fetch_status
 from aiops.runtime.running import run
 from aiops.runtime.scheduler_node import Scheduler
 from aiops.runtime.server_node import Server
+from aiops.sparse_table import SparseTable
 from aiops.table import PushResult, Table
 from aiops.worker import Worker
 
@@ -34,6 +35,7 @@ __all__ = [
     "Ring",
     "Scheduler",
     "Server",
+    "SparseTable",
     "Table",
     "Worker",
     "blocking",

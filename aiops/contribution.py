@@ -138,3 +138,7 @@ class Assignment:
     def write_to(self, shard: Shard) -> None:
         """Carry the assignment out."""
         np.copyto(shard.values, self._values, where=self._assigned)
+
+    def reset(self) -> None:
+        """Keep nothing; the memory goes with the object."""
+        self._assigned[:] = False

@@ -6,6 +6,7 @@ not: initial values given as an array, which are ordinary assigned data.
 
 Random rules draw in blocks of `BLOCK` elements, each from a counter-based generator keyed by
 (seed, number of the block). A range that begins inside a block draws that block from its start.
+A row of a sparse table draws from its key: a hash of seed, key and column.
 """
 
 from abc import ABC, abstractmethod
@@ -17,11 +18,14 @@ import numpy as np
 
 from aiops.errors import ConfigError
 from aiops.optim.settings import FLOAT32_MAX, build, number, whole
+from aiops_protocol.key_list import Keys, mix, mix_in_place
 from aiops_protocol.payload import Float32Array
 
 # 256 KiB of float32: small enough that a cut inside a block wastes little, large enough that
 # setting up a generator (about 15 us) does not count.
 BLOCK: Final = 65_536
+
+_GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Initializer(ABC):
@@ -41,6 +45,10 @@ class Initializer(ABC):
         ValueError
             Not 0 <= begin <= end.
         """
+
+    @abstractmethod
+    def fill_rows(self, words: Keys, width: int) -> Float32Array:
+        """Return the initial rows of a sparse table for mixed keys, shape (len(words), width)."""
 
     def settings(self) -> dict[str, float | int]:
         """Return the settings by name, ready for `initializer_from`."""
@@ -69,6 +77,10 @@ class Constant(Initializer):
     def fill(self, begin: int, end: int) -> Float32Array:
         """Return the initial values of [begin, end); see `Initializer.fill`."""
         return np.full(_length(begin, end), self.value, np.float32)
+
+    def fill_rows(self, words: Keys, width: int) -> Float32Array:
+        """Return the initial rows for mixed keys; see `Initializer.fill_rows`."""
+        return np.full((words.size, width), self.value, np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +117,24 @@ class Normal(Initializer):
 
     def fill(self, begin: int, end: int) -> Float32Array:
         """Return the initial values of [begin, end); see `Initializer.fill`."""
-        values = _draw(self.seed, begin, end, normal=True)
+        return self._scaled(_draw(self.seed, begin, end, normal=True))
+
+    def fill_rows(self, words: Keys, width: int) -> Float32Array:
+        """Return the initial rows for mixed keys; see `Initializer.fill_rows`.
+
+        Two columns come from one 64-bit word, by the method of Box and Muller in double precision:
+        within 6.7 standard deviations.
+        """
+        first, second = _row_words(self.seed, words, width)
+        # In (0, 1], so that there is a logarithm.
+        radius = np.sqrt(-2.0 * np.log((first + 1.0) * 2.0**-32))
+        angle = second * (2.0 * np.pi * 2.0**-32)
+        values = np.empty((words.size, width), np.float32)
+        values[:, 0::2] = radius * np.cos(angle)
+        values[:, 1::2] = (radius * np.sin(angle))[:, : width // 2]
+        return self._scaled(values)
+
+    def _scaled(self, values: Float32Array) -> Float32Array:
         np.multiply(values, np.float32(self.std), out=values)
         np.add(values, np.float32(self.mean), out=values)
         return values
@@ -142,7 +171,18 @@ class Uniform(Initializer):
 
     def fill(self, begin: int, end: int) -> Float32Array:
         """Return the initial values of [begin, end); see `Initializer.fill`."""
-        values = _draw(self.seed, begin, end, normal=False)
+        return self._scaled(_draw(self.seed, begin, end, normal=False))
+
+    def fill_rows(self, words: Keys, width: int) -> Float32Array:
+        """Return the initial rows for mixed keys; see `Initializer.fill_rows`."""
+        first, second = _row_words(self.seed, words, width)
+        values = np.empty((words.size, width), np.float32)
+        # 24 bits: what a float32 holds exactly.
+        values[:, 0::2] = (first >> np.uint64(8)) * 2.0**-24
+        values[:, 1::2] = ((second >> np.uint64(8)) * 2.0**-24)[:, : width // 2]
+        return self._scaled(values)
+
+    def _scaled(self, values: Float32Array) -> Float32Array:
         low, high = np.float32(self.low), np.float32(self.high)
         np.multiply(values, np.float32(self.high - self.low), out=values)
         np.add(values, low, out=values)
@@ -183,6 +223,20 @@ def _draw(seed: int, begin: int, end: int, *, normal: bool) -> Float32Array:
             part[:] = draw(skipped + part.size, dtype=np.float32)[skipped:]
         position = stop
     return values
+
+
+def _row_words(seed: int, words: Keys, width: int) -> tuple[Keys, Keys]:
+    """Return two arrays of 32 random bits, shape (len(words), ceil(width / 2)): a stream per key.
+
+    The stream of a key is that of the SplitMix64 generator that is seeded with key and seed.
+    """
+    start = words ^ mix(np.array([seed], np.uint64))
+    scratch = np.empty_like(start)
+    mix_in_place(start, scratch)
+    steps = np.arange(1, -(-width // 2) + 1, dtype=np.uint64) * _GOLDEN
+    drawn = start[:, None] + steps
+    mix_in_place(drawn, np.empty_like(drawn))
+    return drawn >> np.uint64(32), drawn & np.uint64(0xFFFFFFFF)
 
 
 def _length(begin: int, end: int) -> int:

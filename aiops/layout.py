@@ -25,7 +25,11 @@ Rows = slice | range | Sequence[int] | NDArray[Any]
 
 
 class Piece(NamedTuple):
-    """What one frame covers: the shard, its keys, and which elements of the user's array."""
+    """What one frame covers: the shard, its keys, and which elements of the user's array.
+
+    `keys` is the sorted list of a sparse table; `begin` and `end` are then its first key and one
+    more than its last.
+    """
 
     shard: int
     begin: int
@@ -33,6 +37,7 @@ class Piece(NamedTuple):
     ranges: Buffer
     start: int
     stop: int
+    keys: Buffer = b""
 
 
 class Choice(NamedTuple):

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from aiops.optim import Optimizer, Steps
 from aiops.optim.guard import is_ours, update_guarded
 from aiops.reduction import Reduction
+from aiops_protocol.frames import Request
 from aiops_protocol.key_range import flat_indices
 from aiops_protocol.payload import Buffer, Float32Array
 
@@ -113,6 +114,14 @@ class Shard:
         # Ours are plain numpy on arrays that fit; only a stranger's code can fail half-way.
         self._guarded = not is_ours(optimizer)
         self._finite = finite
+
+    def select(self, request: Request) -> Selection:
+        """Return the elements that a request names."""
+        return select(request.begin, request.end, request.ranges, self.begin)
+
+    def elements(self, where: Selection) -> int:
+        """Return how many values these are."""
+        return selected_elements(where)
 
     def read(self, where: Selection) -> Float32Array:
         """Return the selected values: a view for a slice, a copy for many indices."""

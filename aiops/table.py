@@ -17,7 +17,7 @@ from aiops.errors import UsageError
 from aiops.layout import Choice, Rows
 from aiops.local_copy import LocalCopy
 from aiops.roles.requests import Operation
-from aiops.table_core import TableCore
+from aiops.table_core import DenseCore, TableCore
 from aiops.updates import Updates
 from aiops_protocol.control import TableOpened
 from aiops_protocol.frames import Assign, Push, PushPull, Request
@@ -26,7 +26,7 @@ from aiops_protocol.payload import Float32Array, as_bytes
 if TYPE_CHECKING:
     from aiops.worker import Worker
 
-__all__ = ["PushResult", "Table"]
+__all__ = ["PushResult", "Table", "push_result"]
 
 PUSH_SOON_MAX: Final = 64
 """Background pushes in flight per table: one per mutation of the delivery window."""
@@ -44,6 +44,12 @@ class PushResult(NamedTuple):
     version: int
 
 
+def push_result(core: TableCore, operation: Operation) -> PushResult:
+    """Return what became of an operation that has ended well."""
+    versions = operation.versions.values()
+    return PushResult("applied", max(versions, default=0) if core.has_rounds else sum(versions))
+
+
 class Table:
     """One dense table; made by `worker.table(...)`.
 
@@ -56,7 +62,7 @@ class Table:
     """
 
     def __init__(self, worker: Worker, opened: TableOpened) -> None:
-        self.core = TableCore(worker, opened)
+        self.core = DenseCore(worker, opened)
         self.name = self.core.name
         self.shape = self.core.shape
         self._local = LocalCopy(self)
@@ -258,13 +264,7 @@ class Table:
         if kind is Push:
             core.place.contribute(weight)
         await core.writes.perform(operation)
-        return self._result(operation)
-
-    def _result(self, operation: Operation) -> PushResult:
-        versions = operation.versions.values()
-        return PushResult(
-            "applied", max(versions, default=0) if self.core.has_rounds else sum(versions)
-        )
+        return push_result(core, operation)
 
     def push_soon(
         self, gradient: Float32Array, *, weight: float | None = None
@@ -296,7 +296,7 @@ class Table:
             if result.done():
                 return
             if error is None:
-                result.set_result(self._result(operation))
+                result.set_result(push_result(core, operation))
             else:
                 result.set_exception(error)
                 result.exception()  # seen: `flush` raises it too

@@ -1,4 +1,4 @@
-"""TableCore: what the parts of one table's handle share.
+"""TableCore: what the parts of one table's handle share; DenseCore: with rows by number.
 
 The parts are the worker's place in the rounds (`table_rounds`), what is read (`table_reads`) and
 what is written (`table_writes`). What users call is in `table`.
@@ -12,7 +12,7 @@ from aiops.layout import Choice, Layout
 from aiops.roles.rules import CLOCKED, ROUNDS
 from aiops.table_reads import Reads
 from aiops.table_rounds import Place
-from aiops.table_writes import Writes
+from aiops.table_writes import RowWrites, Writes
 from aiops_protocol.control import TableOpened
 from aiops_protocol.delivery import Outbox
 from aiops_protocol.frames import Assign, Flag
@@ -21,7 +21,7 @@ from aiops_protocol.payload import Float32Array
 if TYPE_CHECKING:
     from aiops.worker import Worker
 
-__all__ = ["TableCore"]
+__all__ = ["DenseCore", "TableCore"]
 
 _INITIAL = int(Flag.INITIAL)
 
@@ -39,6 +39,8 @@ class TableCore:
         Whether one contribution to a round may count more than another.
     is_clocked
         Whether others wait for this worker's clock there (BSP, SSP).
+    servers
+        Ranks of the servers, one for each shard.
     outboxes
         One for each shard: its mutations are numbered there.
     """
@@ -51,7 +53,7 @@ class TableCore:
         self.name = spec.name
         self.title = f"table {spec.name}"
         self.shape = tuple(spec.shape)
-        self.layout = Layout(spec.name, self.shape, opened.parts)
+        self.servers = [part.server for part in opened.parts]
         self.has_rounds = spec.consistency in ROUNDS
         reduce = spec.consistency_settings.get("reduce")
         self.takes_weights = self.has_rounds and reduce == "mean"
@@ -60,7 +62,7 @@ class TableCore:
         self.outboxes = [Outbox() for _ in opened.parts]
         takes_part = self.is_clocked and not worker.finished
         self.place = Place(self, opened.from_version, takes_part=takes_part)
-        self.reads = Reads(self)
+        self.reads = Reads(self, None)
         self.writes = Writes(self)
 
     @property
@@ -74,11 +76,30 @@ class TableCore:
             return self.title
         return f"{self.title} ({choice.shape[0]} rows)"
 
+    def close(self) -> None:
+        """Let go of what runs in the background."""
+        self.reads.forget()
+
+
+class DenseCore(TableCore):
+    """One open dense table of one worker.
+
+    Attributes
+    ----------
+    layout
+        Where its elements are.
+    """
+
+    writes: RowWrites
+
+    def __init__(self, worker: Worker, opened: TableOpened) -> None:
+        super().__init__(worker, opened)
+        self.layout = Layout(self.name, self.shape, opened.parts)
+        self.servers = self.layout.servers
+        self.reads = Reads(self, self.layout.whole)
+        self.writes = RowWrites(self, self.layout)
+
     async def initialise(self, values: Float32Array) -> None:
         """Send the initial values, as the first creator."""
         operation = self.writes.plan(Assign, values, None, None, verb="initialise", flags=_INITIAL)
         await self.writes.perform(operation)
-
-    def close(self) -> None:
-        """Let go of what runs in the background."""
-        self.reads.forget()

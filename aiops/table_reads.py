@@ -27,10 +27,19 @@ class _Ahead(NamedTuple):
 
 
 class Reads:
-    """The pulls of one table."""
+    """The pulls of one table.
 
-    def __init__(self, table: TableCore) -> None:
+    Parameters
+    ----------
+    table
+        Whose.
+    whole
+        The whole table, if it can be named: what `prefetch` and `whole` fetch.
+    """
+
+    def __init__(self, table: TableCore, whole: Choice | None) -> None:
         self._table = table
+        self._whole = whole
         self._ahead: _Ahead | None = None
 
     async def fetch(
@@ -83,16 +92,17 @@ class Reads:
         versions: dict[int, int] = {}
         while True:
             operation = table.customer.operation(verb, table.subject(choice), timeout_s)
-            for shard, begin, end, ranges, start, stop in pieces:
+            for shard, begin, end, ranges, start, stop, keys in pieces:
                 clock = wanted if isinstance(wanted, int) else wanted[shard]
                 into = memory[4 * start : 4 * stop]
                 part = Part(  # in the order of its fields: names would cost as much as the object
-                    operation, Pull, table.table_id, shard, clock, begin, end, ranges, 0, b"", into
+                    operation, Pull, table.table_id, shard, clock, begin, end, ranges, 0, b"", into,
+                    None, keys,
                 )  # fmt: skip
                 if base is not None:
                     part.base = base[shard]
             try:
-                await table.customer.start(operation, table.layout.servers)
+                await table.customer.start(operation, table.servers)
             except asyncio.CancelledError:
                 table.customer.cancel(operation)
                 raise
@@ -113,8 +123,8 @@ class Reads:
             if self._is_good(self._ahead) and not self._ahead.task.done():
                 return
             self._ahead.task.cancel()
-        choice = table.layout.choose(None, "prefetch")
-        task = asyncio.get_running_loop().create_task(self.fetch(choice, verb="prefetch"))
+        assert self._whole is not None
+        task = asyncio.get_running_loop().create_task(self.fetch(self._whole, verb="prefetch"))
         task.add_done_callback(_seen)
         self._ahead = _Ahead(table.place.wanted, table.writes.acknowledged, task)
 
@@ -143,7 +153,8 @@ class Reads:
                 out[...] = values
                 return out, version
             ahead.task.cancel()
-        return await self.fetch(self._table.layout.choose(None, "pull"), out, timeout_s)
+        assert self._whole is not None
+        return await self.fetch(self._whole, out, timeout_s)
 
     def forget(self) -> None:
         """Drop what was prefetched."""

@@ -135,7 +135,7 @@ class Place:
                 payload=payload,
                 outbox=table.outboxes[shard],
             )
-        future = table.customer.start(operation, table.layout.servers)
+        future = table.customer.start(operation, table.servers)
         future.add_done_callback(_seen)
         self._seals.append(future)
         self._contributed = False

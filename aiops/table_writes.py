@@ -13,7 +13,7 @@ import numpy as np
 
 from aiops.checks import check_array
 from aiops.errors import UsageError
-from aiops.layout import Choice, Rows
+from aiops.layout import Choice, Layout, Rows
 from aiops.roles.requests import Operation, Part
 from aiops_protocol.frames import Assign, Request
 from aiops_protocol.payload import Float32Array, as_bytes
@@ -21,7 +21,7 @@ from aiops_protocol.payload import Float32Array, as_bytes
 if TYPE_CHECKING:
     from aiops.table_core import TableCore
 
-__all__ = ["Writes"]
+__all__ = ["RowWrites", "Writes"]
 
 
 class Writes:
@@ -51,61 +51,36 @@ class Writes:
                 f"{verb} to {table.title}: push_pull has sealed this clock; call tick() first"
             )
 
-    def plan(
+    def cut(
         self,
         kind: type[Request],
-        array: object,
-        rows: Rows | None,
+        flat: Float32Array,
+        choice: Choice,
         timeout_s: float | None,
         *,
         verb: str,
         flags: int = 0,
-        copied: bool = False,
     ) -> Operation:
-        """Check the array, copy it if asked for, and cut it into the parts of one operation."""
+        """Cut an array, flat and in the order of the pieces, into the parts of one operation."""
         table = self._table
-        layout = table.layout
-        choice = layout.whole if rows is None else layout.choose(rows, verb)
-        what = f"{verb} to {table.title}"
-        flat = check_array(array, choice.shape, what, allow_nonfinite=table.allow_nonfinite)
-        if choice.order is not None:
-            flat = self._in_row_order(flat, choice, what, summed=kind is not Assign)
-        elif copied:
-            flat = flat.copy()
         memory = as_bytes(flat)
         operation = table.customer.operation(verb, table.subject(choice), timeout_s)
         table_id, outboxes = table.table_id, table.outboxes
         # Where nothing waits for it, a learning rate may still go by it.
         clock = table.place.clock if table.is_clocked else table.worker.clock
-        for shard, begin, end, ranges, start, stop in choice.pieces:
+        for shard, begin, end, ranges, start, stop, keys in choice.pieces:
             payload = memory[4 * start : 4 * stop]
             outbox = outboxes[shard]
             Part(  # in the order of its fields: names would cost as much as the object
                 operation, kind, table_id, shard, clock, begin, end, ranges, flags, payload, None,
-                outbox,
+                outbox, keys,
             )  # fmt: skip
         return operation
-
-    def _in_row_order(
-        self, flat: Float32Array, choice: Choice, what: str, *, summed: bool
-    ) -> Float32Array:
-        assert choice.order is not None
-        assert choice.unique is not None
-        width = self._table.layout.width
-        given = flat.reshape(len(choice.order), width)
-        ordered = np.zeros((choice.unique.size, width), np.float32)
-        if choice.unique.size == len(choice.order):
-            ordered[choice.order] = given
-        elif summed:
-            np.add.at(ordered, choice.order, given)
-        else:
-            raise UsageError(f"{what}: a row is named twice; which value should it get?")
-        return ordered.reshape(-1)
 
     def start(self, operation: Operation) -> asyncio.Future[None]:
         """Send an operation that `perform`, or another call that cares, will await."""
         table = self._table
-        return table.customer.start(operation, table.layout.servers)
+        return table.customer.start(operation, table.servers)
 
     async def perform(self, operation: Operation) -> None:
         """Send an operation and wait until all of it is acknowledged.
@@ -178,3 +153,58 @@ class Writes:
             await asyncio.wait(list(self._awaited.values()))
         if self._alone:
             await self.flush()
+
+
+class RowWrites(Writes):
+    """The changes of a dense table, which are given by rows.
+
+    Parameters
+    ----------
+    table
+        Whose.
+    layout
+        Where its rows are.
+    """
+
+    def __init__(self, table: TableCore, layout: Layout) -> None:
+        super().__init__(table)
+        self._layout = layout
+
+    def plan(
+        self,
+        kind: type[Request],
+        array: object,
+        rows: Rows | None,
+        timeout_s: float | None,
+        *,
+        verb: str,
+        flags: int = 0,
+        copied: bool = False,
+    ) -> Operation:
+        """Check the array, copy it if asked for, and cut it into the parts of one operation."""
+        table = self._table
+        layout = self._layout
+        choice = layout.whole if rows is None else layout.choose(rows, verb)
+        what = f"{verb} to {table.title}"
+        flat = check_array(array, choice.shape, what, allow_nonfinite=table.allow_nonfinite)
+        if choice.order is not None:
+            flat = self._in_row_order(flat, choice, what, summed=kind is not Assign)
+        elif copied:
+            flat = flat.copy()
+        return self.cut(kind, flat, choice, timeout_s, verb=verb, flags=flags)
+
+    def _in_row_order(
+        self, flat: Float32Array, choice: Choice, what: str, *, summed: bool
+    ) -> Float32Array:
+        assert choice.order is not None
+        assert choice.unique is not None
+        width = self._layout.width
+        given = flat.reshape(len(choice.order), width)
+        ordered = np.zeros((choice.unique.size, width), np.float32)
+        if choice.unique.size == len(choice.order):
+            ordered[choice.order] = given
+        elif summed:
+            np.add.at(ordered, choice.order, given)
+        else:
+            raise UsageError(f"{what}: a row is named twice; which value should it get?")
+        return ordered.reshape(-1)

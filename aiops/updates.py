@@ -20,7 +20,7 @@ from aiops_protocol.payload import Float32Array, as_bytes
 
 if TYPE_CHECKING:
     from aiops.local_copy import LocalCopy
-    from aiops.table_core import TableCore
+    from aiops.table_core import DenseCore
 
 __all__ = ["Updates"]
 
@@ -31,7 +31,7 @@ WHOLE_ELEMENTS_MAX: Final = 16 * 1024
 class Updates(AsyncIterator[tuple[int, Float32Array]]):
     """The iterator behind `table.updates()`; it ends by itself when the job ends well."""
 
-    def __init__(self, core: TableCore, local: LocalCopy) -> None:
+    def __init__(self, core: DenseCore, local: LocalCopy) -> None:
         self._core = core
         self._local = local
         self._seen: int | None = None  # version handed out last

@@ -22,10 +22,11 @@ from aiops.ring import CALL_TIMEOUT_S, Ring
 from aiops.runtime.customer import Customer
 from aiops.runtime.postoffice import Postoffice
 from aiops.runtime.witness import Telling
+from aiops.sparse_table import SparseTable
 from aiops.table import Table
 from aiops.worker_reports import Reports
 from aiops.worker_rings import Rings
-from aiops.worker_tables import Tables, table_spec
+from aiops.worker_tables import Tables, sparse_table_spec, table_spec
 from aiops_protocol.control import Member
 from aiops_protocol.payload import Float32Array
 
@@ -209,7 +210,62 @@ class Worker:
             optimizer = SGD(lr=0.01) if optimizer is None else optimizer
             spec, values = table_spec(name, shape, init, optimizer, mode, allow_nonfinite)
             mode.check_workers(self.postoffice.expected_workers)
-        return await self._tables.open(name, spec, values, timeout_s)
+        return await self._tables.open_dense(name, spec, values, timeout_s)
+
+    async def sparse_table(
+        self,
+        name: str,
+        width: int | None = None,
+        *,
+        init: float | Initializer = 0.0,
+        optimizer: Optimizer | None = None,
+        consistency: Consistency | None = None,
+        layout: str = "hashed",
+        allow_nonfinite: bool = False,
+        timeout_s: float = TABLE_TIMEOUT_S,
+    ) -> SparseTable:
+        """Create a sparse table, whose rows come into being as they are used; or join it.
+
+        Parameters
+        ----------
+        name, optimizer, consistency, allow_nonfinite
+            As for `table`.
+        width
+            Values in a row, 1 to 65,536. Without it an existing table is joined.
+        init
+            A number or an `aiops.init` object: what a row begins with. A random one follows from
+            its seed and the row's key alone.
+        layout
+            `"hashed"` spreads any keys evenly over the servers. `"range"` keeps neighbours
+            together: it cuts the range of all keys, 0 to 2**64-1, into one part for each server.
+
+        Returns
+        -------
+        table : SparseTable
+
+        Raises
+        ------
+        ConfigError, UsageError
+            A setting is wrong, there is no such table to join, or it is a dense one.
+        TableMismatch
+            It exists with other settings; the message names the difference.
+        RequestTimeout
+            No answer within `timeout_s`.
+
+        Notes
+        -----
+        Nothing is reserved for the rows: a push that makes one too many for a server's memory is
+        refused (`RemoteError`). Who takes part in rounds, and cancelling, are as for `table`.
+        """
+        check_name(name, "the table's name")
+        timeout_s = check_timeout(timeout_s, f"opening table {name}")
+        spec = None
+        if width is not None:
+            mode = BSP() if consistency is None else consistency
+            optimizer = SGD(lr=0.01) if optimizer is None else optimizer
+            spec = sparse_table_spec(name, width, init, optimizer, mode, layout, allow_nonfinite)
+            mode.check_workers(self.postoffice.expected_workers)
+        return await self._tables.open_sparse(name, spec, timeout_s)
 
     # --- rings ---
 

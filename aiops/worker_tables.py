@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 import numpy as np
@@ -13,14 +13,18 @@ from aiops.consistency import Consistency
 from aiops.errors import ConfigError, RequestTimeout, UsageError
 from aiops.init import Constant, Initializer
 from aiops.optim import Optimizer
+from aiops.sparse_table import SparseTable
 from aiops.table import Table
 from aiops_protocol.control import TableSpec
+from aiops_protocol.limits import ROW_WIDTH_MAX
 from aiops_protocol.payload import Float32Array
 
 if TYPE_CHECKING:
     from aiops.worker import Worker
 
-__all__ = ["Tables", "table_spec"]
+__all__ = ["Tables", "sparse_table_spec", "table_spec"]
+
+AnyTable: TypeAlias = Table | SparseTable
 
 
 class Tables:
@@ -33,17 +37,17 @@ class Tables:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._open: dict[str, Table] = {}
-        self._opening: dict[str, asyncio.Task[Table]] = {}
+        self._open: dict[str, AnyTable] = {}
+        self._opening: dict[str, asyncio.Task[AnyTable]] = {}
 
     @property
-    def all(self) -> list[Table]:
+    def all(self) -> list[AnyTable]:
         """Every open table."""
         return list(self._open.values())
 
     async def open(
         self, name: str, spec: TableSpec | None, values: Float32Array | None, timeout_s: float
-    ) -> Table:
+    ) -> AnyTable:
         """Create a table or join it; the same object for each call of a name."""
         try:
             async with asyncio.timeout(timeout_s):
@@ -57,9 +61,25 @@ class Tables:
                 elapsed_s=timeout_s,
             ) from None
 
+    async def open_dense(
+        self, name: str, spec: TableSpec | None, values: Float32Array | None, timeout_s: float
+    ) -> Table:
+        """Open a table that must be a dense one."""
+        table = await self.open(name, spec, values, timeout_s)
+        if not isinstance(table, Table):
+            raise UsageError(f"table {name} is a sparse one; open it by worker.sparse_table")
+        return table
+
+    async def open_sparse(self, name: str, spec: TableSpec | None, timeout_s: float) -> SparseTable:
+        """Open a table that must be a sparse one."""
+        table = await self.open(name, spec, None, timeout_s)
+        if not isinstance(table, SparseTable):
+            raise UsageError(f"table {name} is a dense one; open it by worker.table")
+        return table
+
     async def _open_or_join(
         self, name: str, spec: TableSpec | None, values: Float32Array | None
-    ) -> Table:
+    ) -> AnyTable:
         while (opening := self._opening.get(name)) is not None:
             await asyncio.wait((opening,))
         known = self._open.get(name)
@@ -74,12 +94,15 @@ class Tables:
 
     async def _attach(
         self, name: str, spec: TableSpec | None, values: Float32Array | None
-    ) -> Table:
+    ) -> AnyTable:
         postoffice = self._worker.postoffice
         observer = self._worker.finished
         opened = await postoffice.attach(name, spec, observer=observer)
         if self._worker.customer.witness is not None:
             self._worker.customer.witness.opened(opened, takes_part=not observer)
+        if opened.spec.layout != "dense":
+            sparse = self._open[name] = SparseTable(self._worker, opened)
+            return sparse
         table = Table(self._worker, opened)
         if opened.initialise:
             assert values is not None
@@ -119,14 +142,7 @@ def table_spec(
     given: object = shape
     sizes = given if isinstance(given, tuple | list) else (given,)
     dims = tuple(check_count(size, f"{what}: shape {given!r}: a size") for size in sizes)
-    if not isinstance(optimizer, Optimizer):
-        raise ConfigError(
-            f"{what}: optimizer is {optimizer!r}; pass an object of aiops.optim such as SGD(lr=0.1)"
-        )
-    if not isinstance(consistency, Consistency):
-        raise ConfigError(
-            f"{what}: consistency is {consistency!r}; pass BSP(), SSP(staleness=3) or ASP()"
-        )
+    _check_rules(what, optimizer, consistency)
     values: Float32Array | None = None
     kind: str
     settings: dict[str, float | int | bool | str | None]
@@ -148,6 +164,55 @@ def table_spec(
         allow_nonfinite=bool(allow_nonfinite),
     )
     return _travelling(spec, what), values
+
+
+def sparse_table_spec(
+    name: str,
+    width: int,
+    init: float | Initializer,
+    optimizer: Optimizer,
+    consistency: Consistency,
+    layout: str,
+    allow_nonfinite: bool,
+) -> TableSpec:
+    """Check the settings of a sparse table; return what travels."""
+    what = f"sparse table {name}"
+    columns = check_count(width, f"{what}: width")
+    if not 1 <= columns <= ROW_WIDTH_MAX:
+        raise UsageError(f"{what}: width is {columns}; a row has 1 to {ROW_WIDTH_MAX} values")
+    if layout not in ("hashed", "range"):
+        raise ConfigError(f'{what}: layout is {layout!r}; pass "hashed" or "range"')
+    if isinstance(init, np.ndarray):
+        raise ConfigError(
+            f"{what}: init is an array; rows are made one by one, so pass a number or an object of "
+            "aiops.init, and assign what is known"
+        )
+    _check_rules(what, optimizer, consistency)
+    initializer = init if isinstance(init, Initializer) else Constant(init)
+    spec = TableSpec(
+        name=name,
+        shape=[columns],
+        init_kind=initializer.kind,
+        init=dict(initializer.settings()),
+        optimizer=optimizer.name,
+        optimizer_settings=dict(optimizer.settings()),
+        consistency=consistency.mode,
+        consistency_settings=consistency.settings(),
+        allow_nonfinite=bool(allow_nonfinite),
+        layout=layout,
+    )
+    return _travelling(spec, what)
+
+
+def _check_rules(what: str, optimizer: object, consistency: object) -> None:
+    if not isinstance(optimizer, Optimizer):
+        raise ConfigError(
+            f"{what}: optimizer is {optimizer!r}; pass an object of aiops.optim such as SGD(lr=0.1)"
+        )
+    if not isinstance(consistency, Consistency):
+        raise ConfigError(
+            f"{what}: consistency is {consistency!r}; pass BSP(), SSP(staleness=3) or ASP()"
+        )
 
 
 def _initial_values(

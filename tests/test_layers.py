@@ -18,6 +18,7 @@ CORES = (
     "aiops/roles",
     "aiops/contribution.py",
     "aiops/shard.py",
+    "aiops/sparse",
     "aiops/optim",
     "aiops/init.py",
     "aiops/collective/schedule.py",

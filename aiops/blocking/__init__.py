@@ -12,8 +12,18 @@ from __future__ import annotations
 
 from aiops.blocking.local_cluster import LocalCluster
 from aiops.blocking.ring import Ring
+from aiops.blocking.sparse_table import SparseTable
 from aiops.blocking.status import fetch_status
 from aiops.blocking.table import LocalCopy, Table
 from aiops.blocking.worker import Worker, connect
 
-__all__ = ["LocalCluster", "LocalCopy", "Ring", "Table", "Worker", "connect", "fetch_status"]
+__all__ = [
+    "LocalCluster",
+    "LocalCopy",
+    "Ring",
+    "SparseTable",
+    "Table",
+    "Worker",
+    "connect",
+    "fetch_status",
+]

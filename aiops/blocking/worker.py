@@ -14,6 +14,7 @@ import aiops.connecting
 import aiops.worker
 from aiops.blocking.loop_thread import LoopThread
 from aiops.blocking.ring import Ring
+from aiops.blocking.sparse_table import SparseTable
 from aiops.blocking.table import Table
 from aiops.consistency import Consistency
 from aiops.errors import AiopsError, Closed, UsageError
@@ -48,6 +49,7 @@ class Worker:
         self._owns_loop = owns_loop
         self._tables: dict[str, Table] = {}
         self._rings: dict[str, Ring] = {}
+        self._sparse_tables: dict[str, SparseTable] = {}
         self._clock_lock = threading.Lock()
         self._close_lock = threading.Lock()
         self._closed = False
@@ -142,6 +144,32 @@ class Worker:
             timeout_s=timeout_s,
         )
         return self._tables.setdefault(name, Table(self, opened, self._loop))
+
+    def sparse_table(
+        self,
+        name: str,
+        width: int | None = None,
+        *,
+        init: float | Initializer = 0.0,
+        optimizer: Optimizer | None = None,
+        consistency: Consistency | None = None,
+        layout: str = "hashed",
+        allow_nonfinite: bool = False,
+        timeout_s: float = TABLE_TIMEOUT_S,
+    ) -> SparseTable:
+        """Create a sparse table, or join it if it exists; see `aiops.Worker.sparse_table`."""
+        opened = self._loop.call(
+            self._worker.sparse_table,
+            name,
+            width,
+            init=init,
+            optimizer=optimizer,
+            consistency=consistency,
+            layout=layout,
+            allow_nonfinite=allow_nonfinite,
+            timeout_s=timeout_s,
+        )
+        return self._sparse_tables.setdefault(name, SparseTable(self, opened, self._loop))
 
     # --- rings ---
 

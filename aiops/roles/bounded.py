@@ -8,7 +8,7 @@ from __future__ import annotations
 from aiops.roles.consistency import OK, PARK, Outcome, Rule
 from aiops.roles.floor import Floor
 from aiops.roles.rounds import Mark
-from aiops.shard import Selection, Shard
+from aiops.roles.shards import AnyShard, Where
 from aiops_protocol.errors import ErrorCode
 from aiops_protocol.payload import Float32Array
 
@@ -32,7 +32,7 @@ class SspRule(Rule):
     version = 0
     """Mutations applied."""
 
-    def __init__(self, shard: Shard, staleness: int, workers: list[int]) -> None:
+    def __init__(self, shard: AnyShard, staleness: int, workers: list[int]) -> None:
         super().__init__(shard)
         self.floor = Floor(workers)
         self._staleness = staleness
@@ -52,7 +52,7 @@ class SspRule(Rule):
             return ErrorCode.ALREADY_SEALED
         return OK if self.readable(clock) else PARK
 
-    def push(self, rank: int, clock: int, where: Selection, gradient: Float32Array) -> Outcome:
+    def push(self, rank: int, clock: int, where: Where, gradient: Float32Array) -> Outcome:
         """Apply at once, if the worker is not too far ahead."""
         outcome = self._gate(rank, clock)
         if outcome is OK:
@@ -60,7 +60,7 @@ class SspRule(Rule):
             self.version += 1
         return outcome
 
-    def assign(self, rank: int, clock: int, where: Selection, values: Float32Array) -> Outcome:
+    def assign(self, rank: int, clock: int, where: Where, values: Float32Array) -> Outcome:
         """Set at once, if the worker is not too far ahead."""
         outcome = self._gate(rank, clock)
         if outcome is OK:

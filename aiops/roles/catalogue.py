@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 
+from aiops.errors import ConfigError
 from aiops.roles.actions import Action, Tell
 from aiops.roles.losses import told_of
 from aiops.roles.rounds import NOTHING_SEALED
@@ -21,6 +22,7 @@ from aiops.roles.table_entry import (
     TableEntry,
     TableState,
     Waiter,
+    check_layout,
     difference,
 )
 from aiops_protocol.control import (
@@ -36,6 +38,7 @@ from aiops_protocol.control import (
     TableSpec,
 )
 from aiops_protocol.errors import ErrorCode
+from aiops_protocol.key_list import KEY_END
 from aiops_protocol.key_range import Partition
 from aiops_protocol.limits import TABLE_ELEMENTS_MAX, TABLES_MAX
 
@@ -83,8 +86,13 @@ class Catalogue:
     def _create(
         self, waiter: Waiter, spec: TableSpec, servers: Peers, workers: Mapping[int, int]
     ) -> list[Action]:
-        elements = prod(spec.shape)
-        if elements > TABLE_ELEMENTS_MAX:
+        try:
+            check_layout(spec)
+        except ConfigError as error:
+            return [waiter.refuse(ErrorCode.INVALID_SETTING, str(error))]
+        dense = spec.layout == "dense"
+        elements = prod(spec.shape) if dense else KEY_END
+        if dense and elements > TABLE_ELEMENTS_MAX:
             text = f"table {spec.name} has {elements} elements, at most {TABLE_ELEMENTS_MAX} fit"
             return [waiter.refuse(ErrorCode.INVALID_SETTING, text)]
         if len(self._by_name) >= TABLES_MAX:

@@ -17,13 +17,20 @@ from abc import ABC, abstractmethod
 from enum import Enum
 from typing import Final
 
-import numpy as np
-
-from aiops.contribution import ASSIGNMENT_BYTES, CONTRIBUTION_BYTES, Assignment, Contribution
+from aiops.contribution import ASSIGNMENT_BYTES, CONTRIBUTION_BYTES
 from aiops.reduction import Reduction
 from aiops.roles.memory import Budget
 from aiops.roles.rounds import Mark, Rounds
-from aiops.shard import Selection, Shard
+from aiops.roles.shards import (
+    AnyAssignment,
+    AnyContribution,
+    AnyShard,
+    Where,
+    Whole,
+    assignment_for,
+    contribution_for,
+    nothing_from,
+)
 from aiops_protocol.errors import ErrorCode
 from aiops_protocol.payload import Float32Array
 
@@ -50,7 +57,7 @@ class Rule(ABC):
     The methods about workers that come and go do nothing where nobody waits for anybody.
     """
 
-    def __init__(self, shard: Shard) -> None:
+    def __init__(self, shard: AnyShard) -> None:
         self.shard = shard
 
     @property
@@ -59,11 +66,11 @@ class Rule(ABC):
         """Version of the values that a pull gets now."""
 
     @abstractmethod
-    def push(self, rank: int, clock: int, where: Selection, gradient: Float32Array) -> Outcome:
+    def push(self, rank: int, clock: int, where: Where, gradient: Float32Array) -> Outcome:
         """Take a gradient of the worker's round `clock`."""
 
     @abstractmethod
-    def assign(self, rank: int, clock: int, where: Selection, values: Float32Array) -> Outcome:
+    def assign(self, rank: int, clock: int, where: Where, values: Float32Array) -> Outcome:
         """Take new values for the selected elements."""
 
     @abstractmethod
@@ -125,13 +132,13 @@ class AspRule(Rule):
     version = 0
     """Mutations applied."""
 
-    def push(self, rank: int, clock: int, where: Selection, gradient: Float32Array) -> Outcome:
+    def push(self, rank: int, clock: int, where: Where, gradient: Float32Array) -> Outcome:
         """Apply at once."""
         self.shard.apply(where, gradient, clock)
         self.version += 1
         return OK
 
-    def assign(self, rank: int, clock: int, where: Selection, values: Float32Array) -> Outcome:
+    def assign(self, rank: int, clock: int, where: Where, values: Float32Array) -> Outcome:
         """Set at once."""
         self.shard.write(where, values)
         self.version += 1
@@ -162,15 +169,15 @@ class BspRule(Rule):
     """
 
     def __init__(
-        self, shard: Shard, reduction: Reduction, workers: list[int], budget: Budget
+        self, shard: AnyShard, reduction: Reduction, workers: list[int], budget: Budget
     ) -> None:
         super().__init__(shard)
         self.rounds = Rounds(workers)
         self.places = len(workers)
         self._reduction = reduction
         self._budget = budget
-        self._contributions: dict[int, Contribution] = {}
-        self._assignments: dict[int, Assignment] = {}
+        self._contributions: dict[int, AnyContribution] = {}
+        self._assignments: dict[int, AnyAssignment] = {}
 
     @property
     def version(self) -> int:
@@ -187,7 +194,7 @@ class BspRule(Rule):
             return PARK
         return OK if clock >= rounds.sealed(rank) else ErrorCode.ALREADY_SEALED
 
-    def push(self, rank: int, clock: int, where: Selection, gradient: Float32Array) -> Outcome:
+    def push(self, rank: int, clock: int, where: Where, gradient: Float32Array) -> Outcome:
         """Add to the worker's contribution to the open round."""
         outcome = self._gate(rank, clock)
         if outcome is not OK:
@@ -196,7 +203,7 @@ class BspRule(Rule):
         if contribution is None:
             if not self._find_place():
                 return ErrorCode.OUT_OF_MEMORY
-            contribution = self._contributions[rank] = Contribution(self.shard.size)
+            contribution = self._contributions[rank] = contribution_for(self.shard)
         contribution.add(where, gradient)
         return OK
 
@@ -209,7 +216,7 @@ class BspRule(Rule):
         self.places += 1
         return True
 
-    def assign(self, rank: int, clock: int, where: Selection, values: Float32Array) -> Outcome:
+    def assign(self, rank: int, clock: int, where: Where, values: Float32Array) -> Outcome:
         """Note for the close of the open round."""
         outcome = self._gate(rank, clock)
         if outcome is not OK:
@@ -218,7 +225,7 @@ class BspRule(Rule):
         if assignment is None:
             if not self._budget.take(ASSIGNMENT_BYTES * self.shard.size):
                 return ErrorCode.OUT_OF_MEMORY
-            assignment = self._assignments[rank] = Assignment(self.shard.size)
+            assignment = self._assignments[rank] = assignment_for(self.shard)
         assignment.set(where, values)
         return OK
 
@@ -271,7 +278,7 @@ class BspRule(Rule):
         for rank in sorted(self._assignments):
             self._assignments[rank].write_to(self.shard)
             self._drop_assignment(rank)
-        if pushed and self.shard.size:
+        if pushed:
             wholes = [self._whole(rank) for rank in pushed]
             weights = None if set(pushed.values()) == {1.0} else list(pushed.values())
             self.shard.step(wholes, self._reduction, self.rounds.version, weights)
@@ -280,23 +287,21 @@ class BspRule(Rule):
         self._drop_departed()
         return list(pushed)
 
-    def _whole(self, rank: int) -> Float32Array:
+    def _whole(self, rank: int) -> Whole:
         # A worker that pushed only to other shards counts in the divisor, with zeros here.
         contribution = self._contributions.get(rank)
-        return (
-            np.zeros(self.shard.size, np.float32) if contribution is None else contribution.whole()
-        )
+        return nothing_from(self.shard) if contribution is None else contribution.whole()
 
     def _drop_departed(self) -> None:
         """Free what belongs to nobody who takes part; its places serve those who come later."""
         takes_part = self.rounds.takes_part
         for rank in [rank for rank in self._contributions if not takes_part(rank)]:
-            del self._contributions[rank]
+            self._contributions.pop(rank).reset()
         for rank in [rank for rank in self._assignments if not takes_part(rank)]:
             self._drop_assignment(rank)
 
     def _drop_assignment(self, rank: int) -> None:
-        del self._assignments[rank]
+        self._assignments.pop(rank).reset()
         self._budget.give(ASSIGNMENT_BYTES * self.shard.size)
 
     # --- workers that come and go ---

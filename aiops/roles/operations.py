@@ -81,6 +81,8 @@ class Operation(msgspec.Struct, eq=False):
 class Part(msgspec.Struct, eq=False):
     """One frame of an operation: what it asks, and where its answer goes.
 
+    With `keys`, a sorted list, `begin` and `end` only say in messages where about they lie.
+
     Attributes
     ----------
     base
@@ -107,6 +109,7 @@ class Part(msgspec.Struct, eq=False):
     payload: Buffer = NO_BYTES
     into: memoryview | None = None
     outbox: Outbox | None = None
+    keys: Buffer = NO_BYTES
     size: int = 0
     request_id: int = 0
     seq: int = 0
@@ -122,7 +125,7 @@ class Part(msgspec.Struct, eq=False):
 
     def __post_init__(self) -> None:
         """Become a part of the operation."""
-        self.size = len(self.payload) or len(self.into or NO_BYTES)
+        self.size = (len(self.payload) or len(self.into or NO_BYTES)) + len(self.keys)
         operation = self.operation
         operation.parts.append(self)
         operation.parts_left += 1

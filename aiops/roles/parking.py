@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 
 from aiops_protocol.frames import Request
 from aiops_protocol.limits import WINDOW_BYTES
 
-__all__ = ["NOTICE_S", "Parking", "Session", "Waiting"]
+__all__ = ["NOTICE_S", "Parking", "Session", "Waiting", "owned"]
 
 NOTICE_S: Final = 1.0
 """How often a waiting request is told for whom it waits: well under any deadline."""
@@ -18,6 +18,8 @@ NOTICE_S: Final = 1.0
 PARKED_BYTES_MAX: Final = 4 * WINDOW_BYTES
 """Payload of one worker's mutations that wait for their round. A worker has one window in flight;
 the rest is room for calls that it gave up waiting for, which still take effect."""
+
+R = TypeVar("R", bound=Request)
 
 Session: TypeAlias = tuple[int, int]
 """Rank of a worker and the small index of its customer."""
@@ -60,14 +62,12 @@ class Parking:
 
     def add(self, peer: int, session: Session, request: Request, now: float) -> bool:
         """Keep a mutation; `False` if the worker has too much here already."""
-        rank, size = session[0], len(request.payload)
+        rank, size = session[0], _size(request)
         parked = self._bytes.get(rank, 0)
         if parked and parked + size > PARKED_BYTES_MAX:
             return False
         self._bytes[rank] = parked + size
-        # The payload is borrowed from the connection.
-        kept = msgspec.structs.replace(request, payload=bytes(request.payload))
-        self._queues.setdefault(session, {})[request.seq] = Waiting(peer, kept, now)
+        self._queues.setdefault(session, {})[request.seq] = Waiting(peer, owned(request), now)
         return True
 
     def sessions(self) -> list[tuple[Session, list[Waiting]]]:
@@ -81,7 +81,7 @@ class Parking:
         if not queue:
             del self._queues[session]
         rank = session[0]
-        left = self._bytes.get(rank, 0) - len(waiting.request.payload)
+        left = self._bytes.get(rank, 0) - _size(waiting.request)
         if left:
             self._bytes[rank] = left
         else:
@@ -99,4 +99,15 @@ class Parking:
     def validate(self) -> None:
         """Check what must always hold."""
         assert all(self._queues.values())
-        assert sum(len(waiting.request.payload) for waiting in self) == sum(self._bytes.values())
+        assert sum(_size(waiting.request) for waiting in self) == sum(self._bytes.values())
+
+
+def owned(request: R) -> R:
+    """Return a request with memory of its own: keys and values are borrowed from the connection."""
+    return msgspec.structs.replace(
+        request, payload=bytes(request.payload), keys=bytes(request.keys)
+    )
+
+
+def _size(request: Request) -> int:
+    return len(request.payload) + len(request.keys)

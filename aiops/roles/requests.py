@@ -216,9 +216,11 @@ class Channel:
         part.request_id = self._next_id
         self._next_id += 1
         part.sent_at = now
-        flags = part.flags
+        begin, end, flags = part.begin, part.end, part.flags
         if part.base >= 0:
             flags |= _BASE_VERSION
+        if part.keys:
+            begin, end, flags = 0, 0, flags | _KEY_LIST
         request = part.kind(
             request_id=part.request_id,
             seq=part.seq,
@@ -228,9 +230,10 @@ class Channel:
             table=part.table,
             session=self.session,
             ack_level=AckLevel.APPLIED,
-            begin=part.begin,
-            end=part.end,
+            begin=begin,
+            end=end,
             ranges=part.ranges,
+            keys=part.keys,
             flags=flags,
             base_version=part.base if part.base > 0 else 0,
             payload=part.payload,

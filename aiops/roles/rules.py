@@ -13,7 +13,7 @@ from aiops.reduction import reduction_from
 from aiops.roles.bounded import SspRule
 from aiops.roles.consistency import AspRule, BspRule, Rule
 from aiops.roles.memory import Budget
-from aiops.shard import Shard
+from aiops.roles.shards import AnyShard
 from aiops_protocol.control import TableSpec
 
 __all__ = ["CLOCKED", "ROUNDS", "check_consistency", "places", "rule_for"]
@@ -46,7 +46,7 @@ def places(spec: TableSpec, workers: int) -> int:
     return workers if spec.consistency in ROUNDS else 0
 
 
-def rule_for(spec: TableSpec, shard: Shard, workers: list[int], budget: Budget) -> Rule:
+def rule_for(spec: TableSpec, shard: AnyShard, workers: list[int], budget: Budget) -> Rule:
     """Make the rule; `workers` are those that take part from the beginning."""
     settings = spec.consistency_settings
     if spec.consistency == "bsp":

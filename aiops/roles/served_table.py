@@ -18,20 +18,24 @@ from aiops.optim.guard import OptimizerMistake
 from aiops.roles.actions import Action, Note, RoundClosed, Send
 from aiops.roles.answers import acknowledge, notice, refuse, value
 from aiops.roles.consistency import PARK, BspRule, Outcome, Rule
-from aiops.roles.parking import NOTICE_S, Parking, Session, Waiting
+from aiops.roles.parking import NOTICE_S, Parking, Session, Waiting, owned
 from aiops.roles.rounds import Mark
-from aiops.shard import Selection, select, selected_elements
+from aiops.roles.shards import Where
+from aiops.sparse import NoRoom
 from aiops_protocol.control import TableSpec
 from aiops_protocol.delivery import Inbox, Verdict
 from aiops_protocol.errors import ErrorCode
 from aiops_protocol.frames import AckLevel, Assign, Flag, Pull, PushPull, Request, Seal
-from aiops_protocol.limits import PAYLOAD_BYTES_MAX
+from aiops_protocol.limits import PAYLOAD_BYTES_MAX, PULL_WINDOW_BYTES
 from aiops_protocol.payload import Float32Array, all_finite, as_float32, weight_of
 
 __all__ = ["Caller", "ServedTable"]
 
 PULLS_WAITING_MAX: Final = 4096
 """Pulls of one connection that wait by rule; a worker's own window stays far below."""
+
+KEYS_WAITING_BYTES_MAX: Final = 4 * PULL_WINDOW_BYTES
+"""Key lists of the pulls of one connection that wait by rule; as many again as may be asked for."""
 
 _INITIAL: Final = int(Flag.INITIAL)
 _CONTRIBUTED: Final = int(Flag.CONTRIBUTED)
@@ -51,6 +55,7 @@ class Caller(msgspec.Struct, gc=False):
     order: int = 0  # of all connections to this server
     customers: int = 1  # its sessions are the numbers below
     pulls_waiting: int = 0
+    keys_waiting_bytes: int = 0
 
 
 class ServedTable:
@@ -89,6 +94,7 @@ class ServedTable:
         "parked",
         "pulls",
         "rule",
+        "sparse",
         "table_id",
     )
 
@@ -104,6 +110,7 @@ class ServedTable:
     ) -> None:
         self.table_id = table_id
         self.name = spec.name
+        self.sparse = spec.layout != "dense"
         self.rule = rule
         self.begin = rule.shard.begin
         self.end = rule.shard.end
@@ -126,19 +133,22 @@ class ServedTable:
             return [self._refuse(peer, request, ErrorCode.NOT_INITIALISED)]
         if self.broken:
             return [self._refuse(peer, request, ErrorCode.OPTIMIZER_FAILED, self.broken)]
-        where = select(request.begin, request.end, request.ranges, self.begin)
-        if 4 * selected_elements(where) > PAYLOAD_BYTES_MAX:
+        shard = self.rule.shard
+        where = shard.select(request)
+        if 4 * shard.elements(where) > PAYLOAD_BYTES_MAX:
             text = f"at most {PAYLOAD_BYTES_MAX} bytes of values travel in one answer"
             return [self._refuse(peer, request, ErrorCode.SIZE_MISMATCH, text)]
         rule = self.rule
         if self._readable(request):
-            return [value(peer, request, rule.version, self.epoch, rule.shard.read(where))]
+            return [value(peer, request, rule.version, self.epoch, shard.read(where))]
         caller = self._callers[peer]
-        if caller.pulls_waiting >= PULLS_WAITING_MAX:
-            text = f"{PULLS_WAITING_MAX} pulls of this worker wait already"
+        keys_bytes = caller.keys_waiting_bytes + len(request.keys)
+        if caller.pulls_waiting >= PULLS_WAITING_MAX or keys_bytes > KEYS_WAITING_BYTES_MAX:
+            text = f"{caller.pulls_waiting} pulls of this worker wait already"
             return [self._refuse(peer, request, ErrorCode.OUT_OF_WINDOW, text)]
         caller.pulls_waiting += 1
-        self.pulls.append(Waiting(peer, request, now))
+        caller.keys_waiting_bytes = keys_bytes
+        self.pulls.append(Waiting(peer, owned(request) if request.keys else request, now))
         return []
 
     def _readable(self, request: Request) -> bool:
@@ -148,8 +158,8 @@ class ServedTable:
         return self.rule.readable(request.clock)
 
     def _value(self, peer: int, request: Request, *, lasting: bool = False) -> Send:
-        where = select(request.begin, request.end, request.ranges, self.begin)
-        values = self.rule.shard.read(where)
+        shard = self.rule.shard
+        values = shard.read(shard.select(request))
         if lasting:
             values = values.copy()
         return value(peer, request, self.rule.version, self.epoch, values)
@@ -203,27 +213,24 @@ class ServedTable:
             return self.rule.seal(caller.rank, request.clock, contributed, final, weight), ""
         if self.broken:
             return ErrorCode.OPTIMIZER_FAILED, self.broken
-        if request.ranges:
-            where = select(0, 0, request.ranges, self.begin)
-            size = selected_elements(where)
-        else:
-            where = slice(request.begin - self.begin, request.end - self.begin)
-            size = request.end - request.begin
-        if len(request.payload) != 4 * size:
+        where = self.rule.shard.select(request)
+        if len(request.payload) != 4 * self.rule.shard.elements(where):
             return ErrorCode.SIZE_MISMATCH, ""
         values = as_float32(request.payload)
         with np.errstate(all="ignore"):
             if not self._nonfinite and not all_finite(values):
                 return ErrorCode.NOT_FINITE, ""
-            if type(request) is Assign:
-                if flags & _INITIAL:
-                    return self._initialise(caller, where, values), ""
-                return self.rule.assign(caller.rank, request.clock, where, values), ""
+            if flags & _INITIAL:
+                return self._initialise(caller, where, values), ""
             if type(request) is PushPull and isinstance(self.rule, BspRule):
                 text = "in a table with rounds, push_pull travels as push, seal and pull"
                 return ErrorCode.INVALID_SETTING, text
             try:
+                if type(request) is Assign:
+                    return self.rule.assign(caller.rank, request.clock, where, values), ""
                 return self.rule.push(caller.rank, request.clock, where, values), ""
+            except NoRoom as error:
+                return ErrorCode.OUT_OF_MEMORY, f"table {self.name}: {error}"
             except Exception as error:
                 return ErrorCode.OPTIMIZER_FAILED, f"{self._failure(error)}; nothing was changed"
 
@@ -232,7 +239,7 @@ class ServedTable:
         what = str(error) if isinstance(error, OptimizerMistake) else repr(error)
         return f"the optimizer {optimizer} of table {self.name} failed: {what}"
 
-    def _initialise(self, caller: Caller, where: Selection, values: Float32Array) -> ErrorCode:
+    def _initialise(self, caller: Caller, where: Where, values: Float32Array) -> ErrorCode:
         """Take a piece of the initial values.
 
         A second initialiser starts from nothing, also where the first one's values were whole:
@@ -246,7 +253,7 @@ class ServedTable:
             self._to_initialise = self.end - self.begin
         if self._to_initialise:
             self.rule.shard.write(where, values)
-            self._to_initialise -= selected_elements(where)
+            self._to_initialise -= self.rule.shard.elements(where)
         return OK
 
     def _answer(self, peer: int, request: Request, code: ErrorCode, text: str = "") -> Send:
@@ -330,7 +337,9 @@ class ServedTable:
             if not self._readable(waiting.request):
                 still.append(waiting)
                 continue
-            self._callers[waiting.peer].pulls_waiting -= 1
+            caller = self._callers[waiting.peer]
+            caller.pulls_waiting -= 1
+            caller.keys_waiting_bytes -= len(waiting.request.keys)
             answers.append(self._value(waiting.peer, waiting.request, lasting=lasting))
         self.pulls = still
         return answers

@@ -23,7 +23,10 @@ from aiops.roles.memory import Budget, shard_bytes
 from aiops.roles.rounds import NOTHING_SEALED, Mark
 from aiops.roles.rules import ROUNDS, check_consistency, places, rule_for
 from aiops.roles.served_table import Caller, ServedTable
+from aiops.roles.shards import AnyShard
+from aiops.roles.table_entry import check_layout
 from aiops.shard import Shard
+from aiops.sparse import SparseShard
 from aiops_protocol.control import (
     ClusterState,
     ControlMessage,
@@ -41,6 +44,7 @@ from aiops_protocol.control import (
 )
 from aiops_protocol.errors import ErrorCode
 from aiops_protocol.frames import Flag, Pull, Query, Request, Seal
+from aiops_protocol.key_list import as_keys
 
 __all__ = ["ServerCore"]
 
@@ -131,11 +135,13 @@ class ServerCore:
         if caller is None or table is None or self.ended is not None:
             return [self._turn_away(peer, caller, request)]
         begin, end = request.begin, request.end
-        if (
-            begin < table.begin or end > table.end or begin == end or request.flags & _KEY_LIST
-        ) and not _names_no_keys(table, request):
-            text = f"this server holds [{table.begin}, {table.end}) of table {table.name}"
-            return [refuse(peer, request, ErrorCode.KEY_RANGE_NOT_OWNED, text, self.epoch)]
+        if table.sparse or request.flags & _KEY_LIST:
+            if type(request) is not Seal and not _lists_keys(table, request):
+                return [self._not_owned(peer, table, request)]
+        elif (begin < table.begin or end > table.end or begin == end) and not _names_no_keys(
+            table, request
+        ):
+            return [self._not_owned(peer, table, request)]
         if type(request) is Pull:
             return table.pull(peer, request, now)
         return table.mutate(peer, caller, request, now)
@@ -151,6 +157,11 @@ class ServerCore:
         """
         caller, table = self._callers.get(peer), self.tables.get(query.table)
         return [answer(peer, query, caller, table, received, self.epoch)]
+
+    def _not_owned(self, peer: int, table: ServedTable, request: Request) -> Action:
+        by = "by key list" if table.sparse else "by range"
+        text = f"this server holds [{table.begin}, {table.end}) of table {table.name}, {by}"
+        return refuse(peer, request, ErrorCode.KEY_RANGE_NOT_OWNED, text, self.epoch)
 
     def _turn_away(self, peer: int, caller: Caller | None, request: Request) -> Action:
         if caller is None:
@@ -233,9 +244,11 @@ class ServerCore:
             given = spec.init_kind == "values"
             initializer = None if given else initializer_from(spec.init_kind, spec.init)
             check_consistency(spec)
+            check_layout(spec)
         except ConfigError as error:
             return [_not_ready(order.table, ErrorCode.INVALID_SETTING, str(error))]
-        elements = order.end - order.begin
+        sparse = spec.layout != "dense"
+        elements = 0 if sparse else order.end - order.begin  # sparse rows take memory as they come
         contributions, rounds = places(spec, len(order.workers)), spec.consistency in ROUNDS
         parts = shard_bytes(elements, optimizer, contributions, rounds=rounds)
         needed = sum(parts.values())
@@ -247,13 +260,27 @@ class ServerCore:
                 "raise the memory limit"
             )
             return [_not_ready(order.table, ErrorCode.OUT_OF_MEMORY, text)]
-        values = (
-            np.zeros(elements, np.float32)
-            if initializer is None
-            else initializer.fill(order.begin, order.end)
-        )
         finite = not spec.allow_nonfinite
-        shard = Shard(order.begin, order.end, optimizer, values, finite=finite)
+        shard: AnyShard
+        if sparse:
+            assert initializer is not None
+            shard = SparseShard(
+                order.begin,
+                order.end,
+                spec.shape[0],
+                hashed=spec.layout == "hashed",
+                optimizer=optimizer,
+                initializer=initializer,
+                memory=self._budget,
+                finite=finite,
+            )
+        else:
+            values = (
+                np.zeros(elements, np.float32)
+                if initializer is None
+                else initializer.fill(order.begin, order.end)
+            )
+            shard = Shard(order.begin, order.end, optimizer, values, finite=finite)
         rule = rule_for(spec, shard, list(order.workers), self._budget)
         self._reserved[order.table] = needed
         self.tables[order.table] = ServedTable(
@@ -263,8 +290,11 @@ class ServerCore:
         return [Tell(ShardReady(table=order.table)), Note("shard_opened", fields)]
 
     def _discard(self, table_id: int) -> list[Action]:
-        if self.tables.pop(table_id, None) is not None:
+        table = self.tables.pop(table_id, None)
+        if table is not None:
             self._budget.give(self._reserved.pop(table_id))
+            if isinstance(table.rule.shard, SparseShard):
+                table.rule.shard.release()
         return []
 
     def _hold(self, table_id: int, worker: int) -> list[Action]:
@@ -307,6 +337,15 @@ class ServerCore:
             for table in self.tables.values()
         }
 
+    def sparse_tables(self) -> dict[str, tuple[int, int]]:
+        """Per sparse table: rows, and bytes that they and their index take; for status."""
+        shards = {table.name: table.rule.shard for table in self.tables.values()}
+        return {
+            name: (shard.rows, shard.nbytes)
+            for name, shard in shards.items()
+            if isinstance(shard, SparseShard)
+        }
+
     def validate(self) -> None:
         """Check what must always hold."""
         assert set(self._reserved) == set(self.tables)
@@ -319,11 +358,15 @@ class ServerCore:
 
 def _names_no_keys(table: ServedTable, request: Request) -> bool:
     """Whether a request without a range is in its place: a seal, or an empty table."""
-    return (
-        not request.flags & _KEY_LIST
-        and request.begin == request.end == 0
-        and (type(request) is Seal or table.begin == table.end)
-    )
+    return request.begin == request.end == 0 and (type(request) is Seal or table.begin == table.end)
+
+
+def _lists_keys(table: ServedTable, request: Request) -> bool:
+    """Whether a request names keys of a sparse table by a list, and all of them are held here."""
+    if not table.sparse or not request.keys:
+        return False
+    keys = as_keys(request.keys)  # sorted, as the codec has seen
+    return table.begin <= int(keys[0]) and int(keys[-1]) < table.end
 
 
 def _drop(peer: int, rank: int) -> Drop:

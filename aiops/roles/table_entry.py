@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from aiops.errors import ConfigError
 from aiops.roles.actions import Action, Tell
 from aiops_protocol.control import (
     ControlMessage,
@@ -20,8 +21,19 @@ from aiops_protocol.control import (
     TableOpened,
     TableSpec,
 )
+from aiops_protocol.limits import ROW_WIDTH_MAX
 
-__all__ = ["Applicant", "Hold", "Peers", "TableEntry", "TableState", "Waiter", "Who", "difference"]
+__all__ = [
+    "Applicant",
+    "Hold",
+    "Peers",
+    "TableEntry",
+    "TableState",
+    "Waiter",
+    "Who",
+    "check_layout",
+    "difference",
+]
 
 Who: TypeAlias = tuple[int, int]
 """Rank and incarnation of a worker."""
@@ -119,19 +131,42 @@ class TableEntry(msgspec.Struct):
             "name": self.spec.name,
             "id": self.table,
             "shape": list(self.spec.shape),
+            "layout": self.spec.layout,
             "optimizer": self.spec.optimizer,
             "consistency": self.spec.consistency,
             "state": self.state.value,
-            "ranges": [
-                {
-                    "server": part.server,
-                    "begin": part.begin,
-                    "end": part.end,
-                    "bytes": 4 * (part.end - part.begin),
-                }
-                for part in self.parts
-            ],
+            "ranges": [self._describe_part(part) for part in self.parts],
         }
+
+    def _describe_part(self, part: ShardPart) -> dict[str, int]:
+        described = {"server": part.server, "begin": part.begin, "end": part.end}
+        if self.spec.layout == "dense":  # what a sparse part takes is the server's to tell
+            described["bytes"] = 4 * (part.end - part.begin)
+        return described
+
+
+def check_layout(spec: TableSpec) -> None:
+    """Refuse a table whose keys would be spread in a way that is not known here.
+
+    Raises
+    ------
+    ConfigError
+        Unknown layout; or of a sparse table, a width or initial values that do not go with it.
+    """
+    if spec.layout == "dense":
+        return
+    if spec.layout not in ("hashed", "range"):
+        raise ConfigError(
+            f'table {spec.name}: layout {spec.layout!r} is not known here; there is "hashed" and '
+            '"range" for sparse tables'
+        )
+    if len(spec.shape) != 1 or not 1 <= spec.shape[0] <= ROW_WIDTH_MAX:
+        raise ConfigError(
+            f"table {spec.name}: a row of a sparse table has 1 to {ROW_WIDTH_MAX} values, "
+            f"not {spec.shape}"
+        )
+    if spec.init_kind == "values":
+        raise ConfigError(f"table {spec.name}: init of a sparse table is a rule, not an array")
 
 
 def difference(first: TableSpec, second: TableSpec) -> str:

@@ -17,7 +17,6 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 from crc32c import crc32c
-from numpy.typing import NDArray
 
 from aiops_protocol.carrying import check_codec, check_own_codec
 from aiops_protocol.control import ControlMessage
@@ -55,14 +54,16 @@ from aiops_protocol.frames import (
     Seal,
     Value,
 )
+from aiops_protocol.key_list import keys_in, take_keys, take_ranges
 from aiops_protocol.layout import (
     GOODBYE,
     HAS_WORDS,
     KEY_LIST,
-    KEY_MAX,
+    KEY_SIGNATURE,
     KNOWN_FLAGS,
     KNOWN_OPTIONAL,
     MAGIC,
+    NAMES_KEYS,
     PAYLOAD_MAX,
     PREFIX,
     PREFIX_CRC,
@@ -77,9 +78,11 @@ from aiops_protocol.layout import (
 from aiops_protocol.limits import (
     CONTROL_BYTES_MAX,
     KEYS_PER_FRAME_MAX,
+    KEYS_PER_LIST_MAX,
     META_BYTES_MAX,
     PROTOCOL_VERSION_MAX,
     RANGES_PER_FRAME_MAX,
+    SIGNATURE_BYTES,
     TEXT_BYTES_MAX,
 )
 from aiops_protocol.payload import Buffer
@@ -219,8 +222,9 @@ def _decode_request(cls: type[Request], prefix: Prefix, meta: Buffer, payload: B
     (request_id, seq, answered_below, clock, epoch, table, session, codec, level, count) = (
         _unpack_request(meta)
     )
-    if count > RANGES_PER_FRAME_MAX:
-        raise MalformedFrame(f"{count} ranges or keys, at most {RANGES_PER_FRAME_MAX} in a frame")
+    count_max = KEYS_PER_LIST_MAX if flags & KEY_LIST else RANGES_PER_FRAME_MAX
+    if count > count_max:
+        raise MalformedFrame(f"{count} ranges or keys, at most {count_max} in a frame")
     if codec:  # RAW is 0
         check_codec(codec, flags, cls)
     elif prefix.payload_bytes & 3:
@@ -232,12 +236,18 @@ def _decode_request(cls: type[Request], prefix: Prefix, meta: Buffer, payload: B
     offset = _REQUEST_BYTES
     ranges: Buffer = b""
     keys: Buffer = b""
+    signature = b""
     begin = end = 0
-    if flags & KEY_LIST:
-        if 8 * count > prefix.payload_bytes:
+    if flags & NAMES_KEYS:
+        if 8 * count > prefix.payload_bytes or (count and not flags & KEY_LIST):
             raise MalformedFrame(f"{count} keys do not fit {prefix.payload_bytes} payload bytes")
-        if payload:
-            keys, payload = _decode_keys(payload, count)
+        if flags & KEY_SIGNATURE:
+            if size < offset + SIGNATURE_BYTES:
+                raise MalformedFrame("the metadata ends within a signature")
+            signature = bytes(meta[offset : offset + SIGNATURE_BYTES])
+            offset += SIGNATURE_BYTES
+        if payload and flags & KEY_LIST:
+            keys, payload = take_keys(payload, count)
     elif count == 1:
         if size < offset + 16:
             raise MalformedFrame("the metadata ends within a key range")
@@ -246,7 +256,7 @@ def _decode_request(cls: type[Request], prefix: Prefix, meta: Buffer, payload: B
             raise MalformedFrame(f"key range [{begin}, {end}) is empty, reversed or too long")
         offset += 16
     elif count:
-        ranges, begin, end = _decode_ranges(meta, offset, count)
+        ranges, begin, end = take_ranges(meta, offset, count)
         offset += 16 * count
     words: Sequence[int] = _ABSENT
     if flags & HAS_WORDS:
@@ -268,6 +278,7 @@ def _decode_request(cls: type[Request], prefix: Prefix, meta: Buffer, payload: B
         end=end,
         ranges=ranges,
         keys=keys,
+        signature=signature,
         flags=flags,
         codec_parameters=words[0],
         deadline_ms=words[1],
@@ -290,31 +301,6 @@ def _decode_words(flags: int, meta: Buffer, offset: int) -> tuple[list[int], int
         (words[WORD_FLAGS.index(flag)],) = _unpack_word(meta, offset)
         offset += 8
     return words, offset + 8 * unknown
-
-
-def _decode_ranges(meta: Buffer, offset: int, count: int) -> tuple[Buffer, int, int]:
-    raw = memoryview(meta)[offset : offset + 16 * count]
-    if len(raw) != 16 * count:
-        raise MalformedFrame("the metadata ends within the key ranges")
-    marks = np.frombuffer(raw, "<u8")
-    if not (marks[0::2] < marks[1::2]).all() or not (marks[1:-1:2] <= marks[2::2]).all():
-        raise MalformedFrame("key ranges are empty, reversed, overlapping or out of order")
-    keys = _keys_of(marks)
-    if keys > KEYS_PER_FRAME_MAX:
-        raise MalformedFrame(f"{keys} keys in ranges, at most {KEYS_PER_FRAME_MAX} in a frame")
-    return bytes(raw), int(marks[0]), int(marks[-1])
-
-
-def _keys_of(marks: NDArray[np.uint64]) -> int:
-    return int((marks[1::2] - marks[0::2]).sum())
-
-
-def _decode_keys(payload: Buffer, count: int) -> tuple[Buffer, Buffer]:
-    view = memoryview(payload)
-    keys = np.frombuffer(view[: 8 * count], "<u8")
-    if count and (int(keys[-1]) == KEY_MAX or not (keys[:-1] < keys[1:]).all()):
-        raise MalformedFrame("a key list is unsorted, repeats a key or holds 2**64-1")
-    return view[: 8 * count], view[8 * count :]
 
 
 def _decode_reply(cls: type[Reply], prefix: Prefix, meta: Buffer, payload: Buffer) -> Frame:
@@ -378,7 +364,7 @@ _SIMPLE: Final[Mapping[int, Callable[[Buffer, Buffer], Frame]]] = {
 
 
 def encode(frame: Frame) -> tuple[bytes, Buffer]:
-    """Return prefix with metadata, and the payload (not copied, perhaps empty).
+    """Return prefix, metadata and keys; and the values or whatever follows, not copied.
 
     Raises
     ------
@@ -403,43 +389,52 @@ def encode(frame: Frame) -> tuple[bytes, Buffer]:
             meta, payload = _encode_simple(frame)
     except (struct.error, OverflowError, UnicodeEncodeError) as error:
         raise LocalProtocolError(f"{frame}: a field does not fit its place: {error}") from error
-    size = len(payload)
+    keys: Buffer = frame.keys if flags & KEY_LIST else b""  # type: ignore[union-attr]  # a Request
+    size = len(keys) + len(payload)
     if size > PAYLOAD_MAX[kind]:
         raise LocalProtocolError(
             f"{frame}: {size} bytes of payload, at most {PAYLOAD_MAX[kind]} are allowed"
         )
     crc = crc32c(meta)
     if size:
-        crc = crc32c(payload, crc)
+        crc = crc32c(payload, crc32c(keys, crc) if keys else crc)
     prefix = _pack_prefix(MAGIC, PROTOCOL_VERSION_MAX, kind, flags, len(meta), size, crc)
-    return b"".join((prefix, _pack_crc(crc32c(prefix)), meta)), payload
+    return b"".join((prefix, _pack_crc(crc32c(prefix)), meta, keys)), payload
 
 
 def _encode_request(frame: Request) -> tuple[bytes, Buffer]:
     payload = frame.payload
     ranges: Buffer = frame.ranges
     begin, end, flags = frame.begin, frame.end, frame.flags
-    if flags & KEY_LIST:
+    if flags & NAMES_KEYS:
         count = len(frame.keys) // 8
-        if ranges or end or len(frame.keys) % 8 or count > RANGES_PER_FRAME_MAX:
+        size = SIGNATURE_BYTES if flags & KEY_SIGNATURE else 0
+        if (
+            ranges
+            or end
+            or len(frame.keys) % 8
+            or count > (KEYS_PER_LIST_MAX if flags & KEY_LIST else 0)
+            or len(frame.signature) != size
+        ):
             raise LocalProtocolError(
-                f"{frame}: with KEY_LIST, at most {RANGES_PER_FRAME_MAX} whole keys and no ranges"
+                f"{frame}: at most {KEYS_PER_LIST_MAX} whole keys with KEY_LIST, {size} bytes of "
+                "signature, and no ranges"
             )
-        payload = b"".join((frame.keys, payload))
+        ranges = frame.signature
     elif ranges:
         count = len(ranges) // 16
         if len(ranges) % 16 or count > RANGES_PER_FRAME_MAX:
             raise LocalProtocolError(
                 f"{frame}: {count} ranges in {len(ranges)} bytes, at most {RANGES_PER_FRAME_MAX}"
             )
-        if _keys_of(np.frombuffer(ranges, "<u8")) > KEYS_PER_FRAME_MAX:
+        if keys_in(np.frombuffer(ranges, "<u8")) > KEYS_PER_FRAME_MAX:
             raise LocalProtocolError(f"{frame}: over {KEYS_PER_FRAME_MAX} keys in its ranges")
     elif 0 < end - begin <= KEYS_PER_FRAME_MAX:
         count = 1
         ranges = _pack_range(begin, end)
     else:
         count = 0
-        if begin or end or frame.keys:
+        if begin or end or frame.keys or frame.signature:
             raise LocalProtocolError(f"{frame}: no range of 1 to {KEYS_PER_FRAME_MAX} keys")
     if frame.codec:
         check_own_codec(frame)

@@ -28,6 +28,7 @@ from aiops_protocol.message import (
     Counters,
     Document,
     Host,
+    KeyMark,
     Latency,
     Message,
     Metrics,
@@ -194,7 +195,11 @@ class Shutdown(Message, frozen=True, tag=True, kw_only=True):
 
 
 class TableSpec(Message, frozen=True, tag=True, kw_only=True):
-    """All settings of a table that every worker must agree on."""
+    """All settings of a table that every worker must agree on.
+
+    `layout` is `dense`, or of a sparse table, whose shape is the width of a row, how its keys are
+    spread: `hashed` or `range`.
+    """
 
     name: Name
     shape: Shape
@@ -205,14 +210,15 @@ class TableSpec(Message, frozen=True, tag=True, kw_only=True):
     consistency: Word
     consistency_settings: Settings
     allow_nonfinite: bool = False
+    layout: Word = "dense"
 
 
 class ShardPart(Message, frozen=True, tag=True, kw_only=True):
     """One part of a table's partition: this server rank holds [begin, end)."""
 
     server: Count
-    begin: Count
-    end: Count
+    begin: KeyMark
+    end: KeyMark
 
 
 class AttachTable(Message, frozen=True, tag=True, kw_only=True):
@@ -236,8 +242,8 @@ class OpenShard(Message, frozen=True, tag=True, kw_only=True):
 
     table: Count
     spec: TableSpec
-    begin: Count
-    end: Count
+    begin: KeyMark
+    end: KeyMark
     workers: Ranks
 
 

@@ -77,6 +77,7 @@ class ErrorCode(IntEnum):
     NOT_A_MEMBER = 45
     TIMED_OUT = 46
     MALFORMED_PAYLOAD = 47
+    KEYS_NOT_CACHED = 48
     INTERNAL = 63
 
 

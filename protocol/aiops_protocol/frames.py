@@ -81,7 +81,8 @@ class Flag(IntFlag):
     KEY_LIST = 1 << 0
     """The payload begins with `count` sorted uint64 keys in place of ranges in the metadata."""
     KEY_SIGNATURE = 1 << 1
-    """Reserved: the keys are those of a list that the receiver has cached."""
+    """The metadata has the signature of a key list: one that the receiver has cached, or, together
+    with KEY_LIST, the one in the payload, which it may cache."""
     CODEC_PARAMETERS = 1 << 2
     """Eight bytes for the codec: how many values the payload means, and a parameter."""
     INITIAL = 1 << 3
@@ -136,8 +137,9 @@ class Request(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     `begin` and `end` are the one key range of a simple request, both 0 if it names no keys;
     `ranges` holds the raw little-endian (begin, end) pairs of a request with two or more (then
-    `begin` and `end` are the first begin and the last end), and `keys` a sorted key list (with
-    the flag KEY_LIST). The payload is a buffer of single bytes, as `as_bytes` makes it.
+    `begin` and `end` are the first begin and the last end), `keys` a sorted key list (with the flag
+    KEY_LIST) and `signature` that of one (with KEY_SIGNATURE). The payload is a buffer of single
+    bytes, as `as_bytes` makes it.
     """
 
     kind: ClassVar[Kind]
@@ -155,6 +157,7 @@ class Request(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     end: int = 0
     ranges: Buffer = NO_BYTES
     keys: Buffer = NO_BYTES
+    signature: bytes = NO_BYTES
     flags: int = 0
     deadline_ms: int = 0
     base_version: int = 0

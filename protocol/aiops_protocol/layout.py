@@ -12,9 +12,9 @@ from typing import Final
 from aiops_protocol.frames import OPTIONAL_FLAGS, Flag, Kind
 from aiops_protocol.limits import (
     CONTROL_BYTES_MAX,
+    KEYS_PER_LIST_MAX,
     PAYLOAD_BYTES_MAX,
     QUERY_ENTRIES_MAX,
-    RANGES_PER_FRAME_MAX,
     TEXT_BYTES_MAX,
     WORKERS_MAX,
 )
@@ -32,12 +32,9 @@ RANGE: Final = struct.Struct("<QQ")
 WORD: Final = struct.Struct("<Q")
 GOODBYE: Final = struct.Struct("<II")
 
-KEY_MAX: Final = 2**64 - 1
-"""2**64-1 is never a key, so that the end of a range always fits."""
-
 PAYLOAD_MAX: Final[Mapping[int, int]] = {
     Kind.PUSH: PAYLOAD_BYTES_MAX,
-    Kind.PULL: 8 * RANGES_PER_FRAME_MAX,  # a key list
+    Kind.PULL: 8 * KEYS_PER_LIST_MAX,  # a key list
     Kind.PUSH_PULL: PAYLOAD_BYTES_MAX,
     Kind.ASSIGN: PAYLOAD_BYTES_MAX,
     Kind.SEAL: 8,  # the weight of the contribution
@@ -59,6 +56,8 @@ PAYLOAD_MAX: Final[Mapping[int, int]] = {
 
 # Plain integers: `&` with an IntFlag costs a microsecond and a request has few.
 KEY_LIST: Final = int(Flag.KEY_LIST)
+KEY_SIGNATURE: Final = int(Flag.KEY_SIGNATURE)
+NAMES_KEYS: Final = KEY_LIST | KEY_SIGNATURE
 WEIGHT: Final = int(Flag.WEIGHT)
 WORD_FLAGS: Final = (int(Flag.CODEC_PARAMETERS), int(Flag.DEADLINE), int(Flag.BASE_VERSION))
 KNOWN_OPTIONAL: Final = int(Flag.DEADLINE | Flag.BASE_VERSION)
@@ -67,9 +66,9 @@ HAS_WORDS: Final = OPTIONAL_FLAGS | Flag.CODEC_PARAMETERS.value
 KNOWN_FLAGS: Final[Mapping[int, int]] = {
     **dict.fromkeys(
         (Kind.PUSH, Kind.PULL, Kind.PUSH_PULL),
-        int(Flag.KEY_LIST | Flag.CODEC_PARAMETERS) | KNOWN_OPTIONAL,
+        NAMES_KEYS | int(Flag.CODEC_PARAMETERS) | KNOWN_OPTIONAL,
     ),
-    Kind.ASSIGN: int(Flag.KEY_LIST | Flag.CODEC_PARAMETERS | Flag.INITIAL) | KNOWN_OPTIONAL,
+    Kind.ASSIGN: NAMES_KEYS | int(Flag.CODEC_PARAMETERS | Flag.INITIAL) | KNOWN_OPTIONAL,
     Kind.SEAL: int(Flag.CONTRIBUTED | Flag.FINAL | Flag.WEIGHT) | KNOWN_OPTIONAL,
     Kind.QUERY: KNOWN_OPTIONAL,
 }

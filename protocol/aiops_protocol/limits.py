@@ -44,6 +44,23 @@ KEYS_PER_FRAME_MAX: Final = PAYLOAD_BYTES_MAX // 4
 """Keys that a request may name in ranges: one value each fills the largest payload, so more could
 neither be sent nor answered. Known before anything is made of the ranges."""
 
+KEYS_PER_LIST_MAX: Final = MiB // 8
+"""Keys in the key list of one request: a megabyte of them, and of narrow rows as much in values;
+what is longer travels in several frames."""
+
+SIGNATURE_BYTES: Final = 16
+"""What stands for a cached key list: long enough that no two lists ever meet."""
+
+CACHED_KEYS_MIN: Final = 16
+"""A shorter key list is not worth a signature: it would save less than a small frame costs."""
+
+KEY_CACHE_BYTES: Final = 64 * MiB
+"""Key lists that a server keeps by signature, the least recently used go first: eight million
+keys, the working set of a hundred workers with some ten thousand each for reading and writing."""
+
+ROW_WIDTH_MAX: Final = 64 * 1024
+"""Values in a row of a sparse table: two such rows fill a segment, and no segment cuts a row."""
+
 CONTROL_BYTES_MAX: Final = 1 * MiB
 """Largest control message after authentication: room for each of the bounds below by itself."""
 

@@ -42,6 +42,8 @@ Host: TypeAlias = Annotated[str, Meta(max_length=255, pattern=r"^[A-Za-z0-9._:%-
 """A host name, an IPv4 or an IPv6 address; or empty."""
 
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+KeyMark: TypeAlias = Annotated[int, Meta(ge=0)]
+"""A key, or the end of a range of keys: msgpack itself ends at 2**64-1."""
 Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=1e9)]  # which NaN is not
 Text: TypeAlias = Annotated[str, Meta(max_length=TEXT_BYTES_MAX)]
 Word: TypeAlias = Annotated[str, Meta(max_length=NAME_CHARS_MAX)]

@@ -14,6 +14,7 @@ from aiops import blocking
 TWINS = [
     (aiops.Worker, blocking.Worker),
     (aiops.Table, blocking.Table),
+    (aiops.SparseTable, blocking.SparseTable),
     (aiops.LocalCopy, blocking.LocalCopy),
     (aiops.LocalCluster, blocking.LocalCluster),
     (aiops.Ring, blocking.Ring),
@@ -22,6 +23,7 @@ TWINS = [
 # What the rooms of aiops call among themselves, or what only makes sense on the event loop.
 NOT_FOR_USERS = {
     "Table": {"close", "close_clock", "fetch", "initialise", "leave_rounds", "perform"},
+    "SparseTable": {"close"},
     "LocalCopy": {"keep", "refresh"},
     "LocalCluster": {"scheduler"},
 }

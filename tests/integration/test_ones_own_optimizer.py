@@ -13,6 +13,7 @@ import aiops
 from aiops import ASP, BSP
 from aiops.errors import RemoteError, UsageError
 from aiops.optim import SGD, Optimizer, Steps, register
+from aiops.shard import Shard
 from aiops_protocol.payload import Float32Array
 from local_jobs import local_job, same_bits
 
@@ -96,7 +97,9 @@ async def test_without_rounds_the_pusher_is_told_and_nothing_has_changed(wrong: 
         assert (await table.pull() == 3).all()
         for server in cluster.servers:
             for served in server._core.tables.values():
-                assert (served.rule.shard.state["sum"] == 3).all()
+                shard = served.rule.shard
+                assert isinstance(shard, Shard)
+                assert (shard.state["sum"] == 3).all()
 
 
 @pytest.mark.parametrize("wrong", ["raise", "return", "nan", "shape"])

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from aiops.errors import ConfigError
 from aiops.init import BLOCK, Constant, Initializer, Normal, Uniform, initializer_from
+from aiops_protocol.key_list import mix
 
 ALL = [
     Constant(0.25),
@@ -121,3 +122,59 @@ def test_a_bad_setting_is_named(make: Callable[[], Initializer], words: str) -> 
 def test_an_impossible_range_is_refused(initializer: Initializer, begin: int, end: int) -> None:
     with pytest.raises(ValueError, match="range"):
         initializer.fill(begin, end)
+
+
+# --- rows of sparse tables ---
+
+
+def word(seed: int, key: int, pair: int) -> int:
+    """The 64 random bits of two columns of a row, in plain integers."""
+
+    def scramble(x: int) -> int:
+        x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        x = (x ^ x >> 27) * 0x94D049BB133111EB % 2**64
+        return x ^ x >> 31
+
+    def mixed(number: int) -> int:
+        return ~scramble(~number % 2**64) % 2**64
+
+    start = scramble(mixed(key) ^ mixed(seed))
+    return scramble((start + (pair + 1) * 0x9E3779B97F4A7C15) % 2**64)
+
+
+@given(
+    keys=st.lists(st.integers(0, 2**64 - 2), unique=True, min_size=1, max_size=5),
+    width=st.integers(1, 7),
+    seed=st.integers(0, 2**64 - 1),
+)
+def test_a_row_follows_from_seed_and_key(keys: list[int], width: int, seed: int) -> None:
+    """Whatever it is asked for together with, so that servers and orders make no difference."""
+    words = mix(np.array(keys, np.uint64))
+    uniform = Uniform(-1.0, 3.0, seed=seed).fill_rows(words, width)
+    normal = Normal(std=2.0, mean=1.0, seed=seed).fill_rows(words, width)
+    for key, even, bell in zip(keys, uniform, normal, strict=True):
+        for column in range(width):
+            bits = word(seed, key, column // 2)
+            high, low = bits >> 32, bits % 2**32
+            mine = low if column % 2 else high
+            expected = np.float32((mine >> 8) * 2.0**-24) * np.float32(4) + np.float32(-1)
+            assert even[column] == expected
+            radius, angle = np.sqrt(-2 * np.log((high + 1) / 2**32)), 2 * np.pi * low / 2**32
+            standard = radius * (np.sin(angle) if column % 2 else np.cos(angle))
+            assert abs(bell[column] - (2 * standard + 1)) <= 1e-6 * (1 + abs(standard))
+    assert (Constant(4.0).fill_rows(words, width) == 4).all()
+
+
+def test_rows_are_spread_as_their_distribution_says() -> None:
+    words = mix(np.arange(40_000, dtype=np.uint64))
+    normal = Normal(std=1.0, seed=7).fill_rows(words, 5)
+    assert abs(normal.mean()) < 0.01
+    assert abs(normal.std() - 1) < 0.01
+    assert abs((normal**4).mean() - 3) < 0.1
+    assert abs(np.corrcoef(normal.T) - np.eye(5)).max() < 0.02
+    uniform = Uniform(0.0, 1.0, seed=7).fill_rows(words, 4)
+    counts, _ = np.histogram(uniform, bins=10, range=(0, 1))
+    assert abs(counts - 16_000).max() < 600
+    assert abs(np.corrcoef(uniform.T) - np.eye(4)).max() < 0.02
+    other = Normal(std=1.0, seed=8).fill_rows(words, 5)
+    assert abs(np.corrcoef(normal[:, 0], other[:, 0])[0, 1]) < 0.02

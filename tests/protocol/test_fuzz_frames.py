@@ -37,6 +37,13 @@ def larger_frames() -> list[Frame]:
     return [
         Push(request_id=1, seq=1, begin=0, end=5000, payload=bytes(20_000)),
         Push(request_id=1, keys=keys, flags=int(Flag.KEY_LIST), payload=bytes(8000)),
+        Push(
+            request_id=1,
+            keys=keys,
+            signature=bytes(16),
+            flags=int(Flag.KEY_LIST | Flag.KEY_SIGNATURE),
+            payload=bytes(8000),
+        ),
         Pull(request_id=1, ranges=marks, end=2999),
         Pull(request_id=1, keys=keys, flags=int(Flag.KEY_LIST)),
         Value(request_id=1, payload=bytes(17_000)),

@@ -113,7 +113,9 @@ class Story:
         for version, values in self.seen:
             assert same_bits(values, versions[version])
         shards.sort(key=lambda server: server.core.tables[1].begin)
-        final = np.concatenate([server.core.tables[1].rule.shard.values for server in shards])
+        final = np.concatenate(
+            [server.core.tables[1].rule.shard.read(slice(None)) for server in shards]
+        )
         assert same_bits(final, versions[-1])
         for (who, clock), gift in self.gifts.items():
             answered = gift.seal is not None and any(part.settled for part in gift.seal.parts)

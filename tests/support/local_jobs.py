@@ -141,6 +141,11 @@ class SyncJob:
         self._made += 1
         return self.run(self._worker.table(f"t{self._made}", shape, **settings))
 
+    def sparse_table(self, width: int, **settings: Any) -> aiops.SparseTable:
+        """Return a fresh sparse table."""
+        self._made += 1
+        return self.run(self._worker.sparse_table(f"t{self._made}", width, **settings))
+
     def run(self, call: Coroutine[Any, Any, T]) -> T:
         """Run one call to its end."""
 

@@ -49,7 +49,21 @@ def key_fields(draw: st.DrawFn, *, lists: bool) -> dict[str, Any]:
         return {"begin": begin, "end": begin + size}
     if shape == "list":
         keys = draw(_sorted_keys(st.integers(0, 9), 2**64 - 2))
-        return {"keys": np.array(keys, "<u8").tobytes(), "flags": int(Flag.KEY_LIST)}
+        raw = np.array(keys, "<u8").tobytes()
+        signature = draw(st.binary(min_size=16, max_size=16))
+        return draw(
+            st.sampled_from(
+                [
+                    {"keys": raw, "flags": int(Flag.KEY_LIST)},
+                    {"signature": signature, "flags": int(Flag.KEY_SIGNATURE)},
+                    {
+                        "keys": raw,
+                        "signature": signature,
+                        "flags": int(Flag.KEY_LIST | Flag.KEY_SIGNATURE),
+                    },
+                ]
+            )
+        )
     first = min(draw(u64), 2**64 - 1 - KEYS_PER_FRAME_MAX)
     marks = draw(_sorted_keys(st.integers(2, 6).map(lambda n: 2 * n), KEYS_PER_FRAME_MAX))
     marks = [first + mark for mark in marks]

@@ -52,7 +52,7 @@ class Served:
 
     @property
     def values(self) -> Float32Array:
-        return self.table.rule.shard.values
+        return self.table.rule.shard.read(slice(None))
 
     def connect(
         self, rank: int, incarnation: int = 1, peer: int | None = None, customers: int = 3

@@ -27,7 +27,9 @@ def spelled(kind: inspect.Type) -> str:
         case inspect.BytesType():
             return "bytes"
         case inspect.IntType(ge=low, le=high):
-            return {None: "int", 65535: "port"}.get(high, "count" if low == 0 else "?")
+            if high is None:
+                return "int" if low is None else "mark"
+            return "port" if high == 65535 else "count"
         case inspect.FloatType(ge=low):
             return "float" if low is None else "seconds"
         case inspect.StrType(max_length=most, pattern=None):

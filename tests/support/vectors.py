@@ -94,6 +94,7 @@ def frame_of(vector: Vector) -> Frame:
     if issubclass(cls, Request):
         fields["flags"] = sum(int(Flag[name]) for name in fields["flags"])
         fields["keys"] = np.array(fields.pop("keys", []), "<u8").tobytes()
+        fields["signature"] = bytes.fromhex(fields.pop("signature", ""))
         pairs = fields.pop("ranges")
         if pairs:
             fields["begin"], fields["end"] = pairs[0][0], pairs[-1][1]
@@ -117,6 +118,9 @@ def described(frame: Frame, like: Vector) -> dict[str, Any]:
         begin, end = fields.pop("begin"), fields.pop("end")
         fields["ranges"] = pairs or ([[begin, end]] if begin < end else [])
         fields["keys"] = np.frombuffer(frame.keys, "<u8").tolist()
+        signature = fields.pop("signature").hex()
+        if signature:
+            fields["signature"] = signature
         fields["flags"] = [flag.name for flag in Flag if frame.flags & flag]
         for flag, name in _WORDS.items():
             if flag not in fields["flags"]:

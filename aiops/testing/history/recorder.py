@@ -276,16 +276,17 @@ class Recorder:
 
 
 def _asked(part: Part, values: bool) -> PartAsked:
-    several = len(part.ranges) > 0
+    named = part.ranges or part.keys
+    several = len(named) > 0
     return PartAsked(
         shard=part.shard,
         begin=part.begin,
         end=part.end,
         clock=part.clock,
-        keys=crc32c(part.ranges) if several else 0,
+        keys=crc32c(named) if several else 0,
         checksum=crc32c(part.payload) if len(part.payload) else 0,
         values=_numbers(part.payload) if values and len(part.payload) else None,
-        ranges=_pairs(part.ranges) if values and several else None,
+        ranges=_pairs(part.ranges) if values and part.ranges else None,
     )
 
 
