@@ -9,7 +9,7 @@ PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 CODE   := aiops protocol cli tests $(wildcard benchmarks examples)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test format lint types layers docs fuzz bench sim mutants kill-matrix local-sgd clean
+.PHONY: help demo test format lint types layers docs fuzz bench sim mutants kill-matrix local-sgd ring-matrix ring-kills clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' Makefile
@@ -82,6 +82,12 @@ kill-matrix: $(VENV)/.dev  ## kill, stop and end each kind of process; what the 
 
 local-sgd: $(VENV)/.dev  ## local steps beside training in every step, five seeds each
 	$(BIN)/python -m pytest tests/trainers/test_local_training.py --local-sgd -q -s
+
+ring-matrix: $(VENV)/.dev  ## a fault at each step of rings of two to eight members, in simulation
+	$(BIN)/python -m pytest tests/simulation/test_ring_matrix.py --ring-matrix -q
+
+ring-kills: $(VENV)/.dev  ## two hundred times SIGKILL for one of four members of a ring of processes
+	$(BIN)/python -m pytest tests/integration/test_ring_kills.py --ring-kills -q
 
 clean:  ## remove the environment and every cache
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -84,6 +84,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--local-sgd", action="store_true", help="compare local steps over five seeds each"
     )
     parser.addoption(
+        "--ring-matrix", action="store_true", help="a fault at every step of rings, not only some"
+    )
+    parser.addoption(
+        "--ring-kills", action="store_true", help="kill members of rings two hundred times"
+    )
+    parser.addoption(
         "--kill-matrix", action="store_true", help="every cell of the kill matrix, not only four"
     )
 
