@@ -84,10 +84,10 @@ local-sgd: $(VENV)/.dev  ## local steps beside training in every step, five seed
 	$(BIN)/python -m pytest tests/trainers/test_local_training.py --local-sgd -q -s
 
 ring-matrix: $(VENV)/.dev  ## a fault at each step of rings of two to eight members, in simulation
-	$(BIN)/python -m pytest tests/simulation/test_ring_matrix.py --ring-matrix -q
+	$(BIN)/python -m pytest tests/simulation/test_ring_matrix.py --ring-matrix -q -o faulthandler_timeout=0
 
 ring-kills: $(VENV)/.dev  ## two hundred times SIGKILL for one of four members of a ring of processes
-	$(BIN)/python -m pytest tests/integration/test_ring_kills.py --ring-kills -q
+	$(BIN)/python -m pytest tests/integration/test_ring_kills.py --ring-kills -q -s -o faulthandler_timeout=0
 
 clean:  ## remove the environment and every cache
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -7,6 +7,7 @@ ring and how a call is carried out is `aiops.runtime.ring_group`.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -140,6 +141,19 @@ class Ring(Member):
             Size of an element.
         """
         return choose(kind, self.world_size, count * item_bytes, LOOPBACK)
+
+    async def leave(self) -> None:
+        """Take part in no call any more: the others' call ends without effect, and they `reform`.
+
+        What this member has confirmed still takes effect for the others. Finishing the worker
+        does the same for all its rings. Idempotent.
+        """
+        self._group.leave()
+
+    @property
+    def traffic(self) -> Mapping[str, int]:
+        """Bytes of arrays `sent` to and `received` from other members, in all generations."""
+        return dict(self._group.traffic)
 
     # --- Member ---
 

@@ -5,7 +5,7 @@ Reading an attribute is done in the caller's thread, everything else on the loop
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 
 import numpy as np
@@ -76,6 +76,15 @@ class Ring:
     def reform(self, *, timeout_s: float | None = None) -> None:
         """Form the ring anew; see `aiops.Ring.reform`."""
         self._loop.call(self._ring.reform, timeout_s=timeout_s)
+
+    def leave(self) -> None:
+        """Take part in no call any more; see `aiops.Ring.leave`."""
+        self._loop.call(self._ring.leave)
+
+    @property
+    def traffic(self) -> Mapping[str, int]:
+        """Bytes of arrays `sent` to and `received` from other members."""
+        return self._ring.traffic
 
     def explain(self, kind: str, count: int, *, item_bytes: int = 4) -> Choice:
         """Return which algorithm "auto" takes for a call, and why; see `aiops.Ring.explain`."""

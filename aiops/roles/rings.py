@@ -44,6 +44,7 @@ class _Halt(msgspec.Struct):
     text: str
     lost: list[int]
     awaited: dict[int, None]
+    leaving: list[int] = []
     done: int = 0
 
 
@@ -150,6 +151,8 @@ class Rings:
         assert ring.halt is not None
         ring.halt.done = max(ring.halt.done, message.done)
         ring.halt.awaited.pop(rank, None)
+        if message.cause == "left":
+            ring.halt.leaving.append(rank)
         return [*actions, *self._settle(ring, active, epoch)]
 
     def leave(
@@ -206,8 +209,8 @@ class Rings:
         )
         actions: list[Action] = [Tell(verdict, peer) for peer in ring.peers.values()]
         ring.halt, ring.over = None, True
-        for rank in [rank for rank in ring.peers if rank not in active]:
-            del ring.peers[rank]  # they have finished, and were only asked how far they were
+        for rank in [*halt.leaving, *(rank for rank in ring.peers if rank not in active)]:
+            ring.peers.pop(rank, None)  # they were only asked how far they were
         return [*actions, *(self._form(ring, active, epoch) if ring.entries else [])]
 
     # --- time ---

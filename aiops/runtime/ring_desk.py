@@ -48,6 +48,7 @@ class _Seat:
     def __init__(self) -> None:
         self.group: RingGroup | None = None
         self.formed: asyncio.Future[RingGroup] | None = None
+        self.traffic = {"sent": 0, "received": 0}
 
 
 class RingDesk:
@@ -173,7 +174,7 @@ class RingDesk:
     def _formed(self, seat: _Seat, message: RingFormed) -> None:
         if seat.group is not None:
             seat.group.retire()
-        group = RingGroup(self._van, self._postoffice, message.name, message)
+        group = RingGroup(self._van, self._postoffice, message.name, message, seat.traffic)
         seat.group = group
         self._groups = [known for known in self._groups if not known.closed] + [group]
         if seat.formed is not None and not seat.formed.done():

@@ -14,15 +14,10 @@ from typing import Final
 import msgspec
 
 from aiops.collective.operation import UnexpectedPiece
-from aiops.errors import (
-    AiopsError,
-    CollectiveAborted,
-    CollectiveMismatch,
-    CollectiveTimeout,
-    PeerMisbehaved,
-)
+from aiops.errors import AiopsError, PeerMisbehaved
 from aiops.runtime.postoffice import Postoffice
 from aiops.runtime.ring_call import RingCall, RingWork
+from aiops.runtime.ring_errors import aborted, call_name
 from aiops.runtime.ring_peer import RingPeer
 from aiops.van.base import Van
 from aiops.van.link import Link
@@ -61,14 +56,24 @@ class RingGroup:
         Whether somebody waits to enter the ring, as all members know it after the last operation.
     done
         Operations that are in effect.
+    traffic
+        Bytes of pieces `sent` and `received`.
     """
 
-    def __init__(self, van: Van, postoffice: Postoffice, name: str, formed: RingFormed) -> None:
+    def __init__(
+        self,
+        van: Van,
+        postoffice: Postoffice,
+        name: str,
+        formed: RingFormed,
+        traffic: dict[str, int],
+    ) -> None:
         self.name = name
         self.formed = formed
         self.over: AiopsError | None = None
         self.wanted = False
         self.done = 0
+        self.traffic = traffic
         self._knock = False  # the scheduler has said that somebody waits
         self._van = van
         self._postoffice = postoffice
@@ -149,7 +154,7 @@ class RingGroup:
             return
         call.renounce()
         if not call.confirmation.started:
-            self.stop("cancelled", f"{self.me} has cancelled {self._what(call)}")
+            self.stop("cancelled", f"{self.me} has cancelled {call_name(self.name, call)}")
 
     # --- pieces ---
 
@@ -183,6 +188,7 @@ class RingGroup:
                 payload=payload,
             )
             link.send(frame, borrowed=piece.borrowed)
+            self.traffic["sent"] += len(payload)
             operation.sent(number)
 
     def _advance(self) -> None:
@@ -271,6 +277,7 @@ class RingGroup:
         try:
             if isinstance(frame, RingPiece):
                 call.begun.add(index)
+                self.traffic["received"] += len(frame.payload)
                 call.operation.receive(
                     index, frame.message, frame.begin, frame.count, frame.payload
                 )
@@ -325,14 +332,14 @@ class RingGroup:
             self._postoffice.log.warning(
                 "collective_waiting",
                 ring=self.name,
-                operation=self._what(call),
+                operation=call_name(self.name, call),
                 reason=self._missing(call),
                 seconds=round(elapsed_s, 1),
             )
             next_s = min(WARN_S, call.timeout_s - elapsed_s)
             call.timer = self._loop.call_later(next_s, self._look, call)
             return
-        text = f"{self._what(call)}: after {elapsed_s:.2f} s {self._missing(call)}"
+        text = f"{call_name(self.name, call)}: after {elapsed_s:.2f} s {self._missing(call)}"
         self.stop("timeout", f"{self.me} gives up: {text}", mine=text)
 
     def _missing(self, call: RingCall) -> str:
@@ -353,10 +360,6 @@ class RingGroup:
     def me(self) -> str:
         """Who this worker is, for messages."""
         return f"worker {self._postoffice.joined.rank} ({self._postoffice.joined.name})"
-
-    def _what(self, call: RingCall) -> str:
-        number = f" {call.number}" if call.number else ""
-        return f"{call.work.verb}{number} of ring {self.name}"
 
     # --- the end ---
 
@@ -388,7 +391,7 @@ class RingGroup:
 
     def _halt(self, cause: str, text: str, lost: tuple[int, ...], *, mine: str = "") -> None:
         """Stop everything. Who has not confirmed a call knows that it is in effect nowhere."""
-        self.over = self._error(None, cause, text, lost)
+        self.over = aborted(self.name, None, cause, text, lost)
         for peer in self.peers.values():
             peer.abort()
         self._early.clear()
@@ -397,7 +400,7 @@ class RingGroup:
         failed = [call for call in self._calls if not call.confirmation.started]
         self._calls = doubtful
         for call in [*failed, *self._queue]:
-            call.fail(self._error(call, cause, mine or text, lost, timed_out=bool(mine)))
+            call.fail(aborted(self.name, call, cause, mine or text, lost, timed_out=bool(mine)))
         self._queue.clear()
         if doubtful:
             self._timers.append(self._loop.call_later(VERDICT_TIMEOUT_S, self._no_verdict))
@@ -410,7 +413,7 @@ class RingGroup:
                 self._take_effect(call)
             else:
                 lost = tuple(message.lost)
-                call.fail(self._error(call, message.cause, message.text, lost))
+                call.fail(aborted(self.name, call, message.cause, message.text, lost))
         self._cancel_timers()
 
     def _no_verdict(self) -> None:
@@ -418,7 +421,9 @@ class RingGroup:
             f"the scheduler has not said within {VERDICT_TIMEOUT_S:g} s whether it is in effect "
             "for the others; here it is not"
         )
-        self.fail(self._error(self._calls[0] if self._calls else None, "connection", text, ()))
+        self.fail(
+            aborted(self.name, self._calls[0] if self._calls else None, "connection", text, ())
+        )
 
     def fail(self, error: AiopsError) -> None:
         """End everything with this error: nothing works any more."""
@@ -439,7 +444,7 @@ class RingGroup:
             self.stop("left", text)
         elif self.over is None:
             self._report("left", text)
-            self.over = self._error(None, "left", "this worker has finished", ())
+            self.over = aborted(self.name, None, "left", "this worker has finished", ())
             for peer in self.peers.values():
                 peer.close()
             self._cancel_timers()
@@ -447,7 +452,7 @@ class RingGroup:
     def retire(self) -> None:
         """Let go of everything: there is a later generation, or the worker has ended."""
         if self.over is None:
-            self.fail(self._error(None, "left", "this worker has gone on without it", ()))
+            self.fail(aborted(self.name, None, "left", "this worker has gone on without it", ()))
 
     @property
     def closed(self) -> bool:
@@ -469,29 +474,3 @@ class RingGroup:
         self._knock = True
         if self.size == 1:
             self.wanted = True
-
-    def _error(
-        self,
-        call: RingCall | None,
-        cause: str,
-        text: str,
-        lost: tuple[int, ...],
-        *,
-        timed_out: bool = False,
-    ) -> AiopsError:
-        if cause == "mismatch":
-            return CollectiveMismatch(text)
-        what = f"ring {self.name}" if call is None else self._what(call)
-        elapsed_s = call.elapsed_s if call is not None else 0.0
-        said = text if timed_out else f"{what} has no effect on any member: {text}"
-        if call is not None and not timed_out:
-            said += f" (after {elapsed_s:.2f} s)"
-        cls = CollectiveTimeout if timed_out else CollectiveAborted
-        return cls(
-            said,
-            ring=self.name,
-            operation=call.work.verb if call is not None else "",
-            cause=cause,
-            lost=lost,
-            elapsed_s=elapsed_s,
-        )

@@ -58,6 +58,8 @@ PROXIMAL: Final = ("ftrl", "proximal-sgd")
 # With local steps each worker has an optimizer of its own; these are DiLoCo's.
 LOCAL_OPTIMIZER: Final = "adamw"
 LOCAL_LR: Final = 0.001
+SYNCS: Final = ("servers", "ring")
+RING_ORDERS: Final = ("any", "rank")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,12 @@ class TrainConfig:
     consistency
         `bsp`: all workers step together. `asp`: nobody waits. `ssp:3`: nobody is more than three
         steps ahead of the slowest.
+    sync
+        `servers`: they have the parameters. `ring`: every worker has them, and gradients are
+        averaged among the workers; all step together.
+    ring_order
+        With `ring`, in which order gradients are added: `any`, or `rank`, which gives the bits of
+        `servers` with `bsp`.
     hidden
         Units in each hidden layer; only for the model `mlp`.
     target_loss
@@ -123,6 +131,8 @@ class TrainConfig:
     clip_norm: float | None = None
     seed: int = 0
     consistency: str = "bsp"
+    sync: str = "servers"
+    ring_order: str = "any"
     hidden: tuple[int, ...] = (256, 128)
     target_loss: float | None = None
     patience: int | None = None
@@ -138,6 +148,7 @@ class TrainConfig:
             consistency_from(self.consistency)
         except ConfigError as error:
             raise ConfigError(f"train: {error}") from None
+        self._check_sync()
         defaults = MODELS[self.model]
         if self.steps is not None and self.epochs is not None:
             raise ConfigError(
@@ -175,6 +186,21 @@ class TrainConfig:
                 raise ConfigError(
                     f"train: {name} is for {' and '.join(PROXIMAL)}, not for {self.optimizer}"
                 )
+
+    def _check_sync(self) -> None:
+        if self.sync not in SYNCS:
+            raise _refused("sync", self.sync, f"one of {', '.join(SYNCS)}")
+        if self.ring_order not in RING_ORDERS:
+            raise _refused("ring_order", self.ring_order, f"one of {', '.join(RING_ORDERS)}")
+        if self.sync == "ring" and self.consistency != "bsp":
+            raise ConfigError(
+                f"train: in a ring all workers step together, so consistency is bsp and not "
+                f"{self.consistency}; leave it out, or train with sync=servers"
+            )
+        if self.sync == "ring" and self.local is not None:
+            raise ConfigError("train: local steps go with sync=servers; leave one of them out")
+        if self.sync == "servers" and self.ring_order != "any":
+            raise ConfigError("train: ring_order is for sync=ring; give both, or neither")
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)

@@ -1,20 +1,22 @@
-"""How the training loop and the servers exchange: in every step, or every so many local ones.
+"""How gradients become new weights: by servers in every step or every so many, or in a ring.
 
-Both ways have the same calls, so that the loop knows only one. What does not live here: the loop
-itself, and the local steps' own bookkeeping (`aiops.local_sgd`).
+All ways have the same calls, so that the loop knows only one. What does not live here: the loop
+itself, the local steps' own bookkeeping (`aiops.local_sgd`), and the ring (`in_ring.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Final, Protocol
 
 import numpy as np
 
+from aiops.collective.member import Order
 from aiops.consistency import consistency_from
 from aiops.local_sgd import LocalSGD
 from aiops.trainers.config import TrainConfig
 from aiops.trainers.handles import TrainingTable, TrainingWorker
+from aiops.trainers.in_ring import InRing
 from aiops_protocol.payload import Float32Array
 
 TABLE: Final = "model"
@@ -24,6 +26,11 @@ class Exchange(Protocol):
     """The weights of one worker, and what becomes of its gradients."""
 
     weights: Float32Array
+
+    @property
+    def among_workers(self) -> Mapping[str, int]:
+        """Bytes by cause that have not gone over servers."""
+        ...
 
     def steps(self, n: int) -> AsyncIterator[int]:
         """Yield step numbers."""
@@ -38,7 +45,11 @@ class Exchange(Protocol):
         ...
 
     async def newest(self) -> Float32Array:
-        """Return the weights of the servers."""
+        """Return the weights as all workers have them."""
+        ...
+
+    async def end(self) -> None:
+        """Take part in no exchange any more."""
         ...
 
 
@@ -46,6 +57,9 @@ async def open_exchange(
     worker: TrainingWorker, config: TrainConfig, initial: Float32Array
 ) -> Exchange:
     """Create the table or tables of a training, or join them."""
+    if config.sync == "ring":
+        order: Order = "rank" if config.ring_order == "rank" else "any"
+        return await InRing.open(worker, initial, config.make_optimizer(), order)
     if config.local is not None:
         return Local(await _open_local(worker, config, initial))
     table = await worker.table(
@@ -79,6 +93,8 @@ async def _open_local(
 class EachStep:
     """Pull before and push after every gradient; the servers have the optimizer."""
 
+    among_workers: Mapping[str, int] = {}
+
     def __init__(self, worker: TrainingWorker, table: TrainingTable, weights: Float32Array) -> None:
         self._worker = worker
         self._table = table
@@ -100,9 +116,14 @@ class EachStep:
         """Pull."""
         return await self._table.pull(out=self.weights)
 
+    async def end(self) -> None:
+        """Do nothing: servers wait for nobody who has finished."""
+
 
 class Local:
     """Step weights of one's own; the changes are exchanged between steps."""
+
+    among_workers: Mapping[str, int] = {}
 
     def __init__(self, local: LocalSGD) -> None:
         self._local = local
@@ -122,3 +143,6 @@ class Local:
     async def newest(self) -> Float32Array:
         """Pull."""
         return await self._local.pull()
+
+    async def end(self) -> None:
+        """Do nothing: servers wait for nobody who has finished."""

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from aiops.optim import Optimizer
+from aiops.ring import Ring
 from aiops_protocol.payload import Float32Array
 
 
@@ -73,6 +74,10 @@ class TrainingWorker(Protocol):
         consistency: Any,
     ) -> TrainingTable:
         """Create a table or join it."""
+        ...
+
+    async def ring(self, name: str, /) -> Ring:
+        """Form a ring of all workers."""
         ...
 
     def steps(self, n: int, /) -> AsyncIterator[int]:

@@ -8,7 +8,7 @@ not: the mathematics (`models/`), the choice of rows (`batches.py`), the rules f
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import isfinite
@@ -243,6 +243,7 @@ class _Run:
         """Meet the others, evaluate if this worker is the one to do it, and report."""
         seconds = self.elapsed_s
         leads = self._leads  # before the barrier: after it the others begin to leave
+        await self.exchange.end()
         await self.worker.barrier("trained")
         evaluation = await self._evaluate() if leads else None
         stats = self.worker.stats()
@@ -259,10 +260,15 @@ class _Run:
             loss=self.loss,
             stopped_because=self.worker.stop_reason or f"all {self.planned} steps are done",
             latency={verb: dict(values) for verb, values in stats["latency"].items()},
-            bytes=dict(stats["bytes"]),
+            bytes=self._bytes(stats),
             servers={str(rank): dict(counts) for rank, counts in stats["servers"].items()},
             evaluation=evaluation,
         )
+
+    def _bytes(self, stats: Mapping[str, Any]) -> dict[str, int]:
+        """Return the bytes by cause; in a ring those to and from other workers are in them."""
+        exchanged = self.exchange.among_workers
+        return {cause: size + exchanged.get(cause, 0) for cause, size in stats["bytes"].items()}
 
     async def _evaluate(self) -> Evaluation:
         await self.exchange.newest()

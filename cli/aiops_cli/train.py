@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 import aiops
-from aiops.trainers.config import MODELS, OPTIMIZERS, TrainConfig
+from aiops.trainers.config import MODELS, OPTIMIZERS, RING_ORDERS, SYNCS, TrainConfig
 from aiops.trainers.local_steps import LocalSteps
 from aiops_cli.cluster_file import ClusterFile
 from aiops_cli.launch import Plan, log_flags, plan_count
@@ -52,6 +52,20 @@ SETTINGS = (
         default="bsp",
         show_default=True,
         help="bsp: all workers step together; asp: nobody waits; ssp:3: at most 3 steps ahead.",
+    ),
+    option(
+        "--sync",
+        type=click.Choice(SYNCS),
+        default="servers",
+        show_default=True,
+        help="Where parameters are: on servers, or at every worker of a ring.",
+    ),
+    option(
+        "--ring-order",
+        type=click.Choice(RING_ORDERS),
+        default="any",
+        show_default=True,
+        help="With --sync ring: rank gives the bits of servers with bsp.",
     ),
     option("--target-loss", type=float, help="Stop at this loss on the train rows."),
     option("--patience", type=int, help="Stop after so many checks without a lower loss."),
