@@ -34,9 +34,9 @@ __all__ = ["RingGroup"]
 WARN_S: Final = 10.0
 """How often the log names whom a call waits for."""
 
-NEWS_S: Final = 1.0
-"""How long to wait for the scheduler to say why a connection has ended: it hears of a death in the
-same moment. Without news the connection itself was at fault."""
+NEWS_PERIODS: Final = 4
+"""How many heartbeat periods to wait for the scheduler to say why a connection has ended: it takes
+two to be sure of a death, and one to look. Without news the connection itself was at fault."""
 
 VERDICT_TIMEOUT_S: Final = 60.0
 """How long a call whose end is open may wait for the verdict. The scheduler waits for live members
@@ -320,7 +320,8 @@ class RingGroup:
         """Note the end of a connection; a dead member is announced by the scheduler first."""
         if self.over is None:
             text = f"{self.me} has lost the connection to {peer}: {reason}"
-            timer = self._loop.call_later(NEWS_S, self.stop, "connection", text)
+            news_s = NEWS_PERIODS * self._postoffice.joined.heartbeat_s
+            timer = self._loop.call_later(news_s, self.stop, "connection", text)
             self._timers.append(timer)
 
     # --- waiting ---
@@ -421,9 +422,8 @@ class RingGroup:
             f"the scheduler has not said within {VERDICT_TIMEOUT_S:g} s whether it is in effect "
             "for the others; here it is not"
         )
-        self.fail(
-            aborted(self.name, self._calls[0] if self._calls else None, "connection", text, ())
-        )
+        first = self._calls[0] if self._calls else None
+        self.fail(aborted(self.name, first, "connection", text, ()))
 
     def fail(self, error: AiopsError) -> None:
         """End everything with this error: nothing works any more."""
