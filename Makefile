@@ -9,7 +9,7 @@ PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 CODE   := aiops protocol cli tests $(wildcard benchmarks examples)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test format lint types layers docs fuzz bench sim mutants kill-matrix local-sgd ring-matrix ring-kills clean
+.PHONY: help demo test format lint types layers docs fuzz bench sim mutants kill-matrix local-sgd ring-matrix ring-kills codec-sweep clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' Makefile
@@ -68,7 +68,7 @@ docs: $(VENV)/.dev  ## write the reference pages from the code
 fuzz: export AIOPS_FUZZ_FRAMES ?= 1000000
 fuzz: export AIOPS_FUZZ_PAYLOADS ?= 1000000
 fuzz: $(VENV)/.dev  ## the protocol against a million mutated frames, and payloads for each codec
-	@$(BIN)/python -m pytest tests/protocol -k fuzz
+	@$(BIN)/python -m pytest tests/protocol -k fuzz -o faulthandler_timeout=0
 
 sim: export AIOPS_SEEDS ?= 1000
 sim: $(VENV)/.dev  ## AIOPS_SEEDS simulated clusters per scenario, under faults (a thousand)
@@ -88,6 +88,9 @@ ring-matrix: $(VENV)/.dev  ## a fault at each step of rings of two to eight memb
 
 ring-kills: $(VENV)/.dev  ## two hundred times SIGKILL for one of four members of a ring of processes
 	$(BIN)/python -m pytest tests/integration/test_ring_kills.py --ring-kills -q -s -o faulthandler_timeout=0
+
+codec-sweep: $(VENV)/.dev  ## every codec on the digits against dense, over five seeds
+	$(BIN)/python -m pytest tests/numerics/test_codec_digits.py --codec-sweep -q -o faulthandler_timeout=0
 
 clean:  ## remove the environment and every cache
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -92,6 +92,17 @@ class Layout:
             for server, part in zip(self.servers, self._ranges, strict=True)
         ]
 
+    def elements(self, choice: Choice) -> slice | NDArray[np.int64] | None:
+        """Return which elements of the table these rows have; `None` for all."""
+        if choice is self.whole:
+            return None
+        if choice.unique is None:
+            if not choice.pieces:
+                return slice(0, 0)
+            return slice(choice.pieces[0].begin, choice.pieces[-1].end)
+        places = choice.unique[:, None] * self.width + np.arange(self.width)
+        return places.reshape(-1)
+
     def choose(self, rows: Rows | None, verb: str) -> Choice:
         """Return the pieces for these rows; `UsageError` for rows that do not exist."""
         if rows is None:

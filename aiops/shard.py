@@ -175,6 +175,8 @@ class Shard:
         return work
 
     def _apply_scattered(self, indices: NDArray[np.int64], gradient: Float32Array) -> None:
+        if not indices.size:
+            return
         first, last = int(indices[0]) // BLOCK_ELEMENTS, int(indices[-1]) // BLOCK_ELEMENTS
         bounds = np.arange(first, last + 2) * BLOCK_ELEMENTS
         marks = np.searchsorted(indices, bounds).tolist()

@@ -7,10 +7,11 @@ What it takes to do it is in the modules that `table_core` brings together; the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import AsyncIterator, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aiops.checks import check_out, check_timeout
 from aiops.errors import UsageError
@@ -110,6 +111,32 @@ class Table:
     def wanted_version(self) -> int:
         """The version that a pull gets now: in BSP an exact one, 0 (the newest) otherwise."""
         return self.core.place.wanted
+
+    # --- compression ---
+
+    def compression_state(self) -> dict[str, NDArray[Any]]:
+        """Return what the compression of this worker's pushes holds back, to be saved.
+
+        Arrays by name, a copy of one's own; empty without compression. Take it between two
+        pushes: what a push under way has sent is not in it any more.
+        """
+        compressor = self.core.compressor
+        return {} if compressor is None else compressor.state_dict()
+
+    def load_compression_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Go on with what an earlier `compression_state` held back, in place of nothing.
+
+        Raises
+        ------
+        ConfigError
+            The state is of another codec or of a table of another size.
+        UsageError
+            The table has no compression.
+        """
+        compressor = self.core.compressor
+        if compressor is None:
+            raise UsageError(f"{self.core.title} has no compression whose state could be loaded")
+        compressor.load_state_dict(state)
 
     # --- reading ---
 
@@ -233,7 +260,8 @@ class Table:
         Notes
         -----
         On cancellation what is unsent is copied, so the push still happens whole; or not at
-        all, if nothing of it had left. The next `tick` waits for it.
+        all, if nothing of it had left. With compression it always happens, because what was held
+        back counts on it. The next `tick` waits for it.
         """
         return await self._change(Push, gradient, rows, timeout_s, "push", weight)
 
@@ -260,9 +288,11 @@ class Table:
         core.writes.check_open(verb)
         if timeout_s is not None:
             timeout_s = check_timeout(timeout_s, f"{verb} to {core.title}")
+        if weight is not None:
+            core.place.weigh(weight)
         operation = core.writes.plan(kind, array, rows, timeout_s, verb=verb)
         if kind is Push:
-            core.place.contribute(weight)
+            core.place.contribute()
         await core.writes.perform(operation)
         return push_result(core, operation)
 
@@ -286,9 +316,11 @@ class Table:
                 f"push_soon to {core.title}: {PUSH_SOON_MAX} pushes are in flight; await one of "
                 "them, table.flush() or worker.tick()"
             )
+        if weight is not None:
+            core.place.weigh(weight)
         operation = core.writes.plan(Push, gradient, None, None, verb="push_soon", copied=True)
         operation.verb = "push"
-        core.place.contribute(weight)
+        core.place.contribute()
         result: asyncio.Future[PushResult] = asyncio.get_running_loop().create_future()
 
         def ended(started: asyncio.Future[None]) -> None:
@@ -348,17 +380,21 @@ class Table:
         timeout_s: float | None,
     ) -> tuple[Float32Array, int]:
         core = self.core
+        await core.place.ready_to_seal()
+        if core.shards == 1:
+            await core.writes.settled()
+        if weight is not None:
+            core.place.weigh(weight)
+        # Nothing waits between here and the start: what a codec holds back counts on the push.
         operation = core.writes.plan(Push, gradient, None, timeout_s, verb="push_pull")
         clock = core.place.clock
-        core.place.contribute(weight)
-        await core.place.ready_to_seal()
+        core.place.contribute()
         if core.shards > 1:
             await core.writes.perform(operation)
             await core.writes.settled()
             if core.place.clock == clock:  # no other task has called tick meanwhile
                 core.place.seal_early()
             return await core.reads.fetch(choice, out, timeout_s, "push_pull")
-        await core.writes.settled()
         pushed = core.writes.start(operation)
         core.place.seal_early()
         try:
@@ -378,8 +414,15 @@ class Table:
         timeout_s: float | None,
     ) -> tuple[Float32Array, int]:
         core = self.core
+        if weight is not None:
+            core.place.weigh(weight)
+        if core.replica is not None:  # the answer to a pull may be short, to this one it is not
+            push = core.writes.plan(Push, gradient, None, timeout_s, verb="push_pull")
+            core.place.contribute()
+            await core.writes.perform(push)
+            return await core.reads.fetch(choice, out, timeout_s, "push_pull")
         operation = core.writes.plan(PushPull, gradient, None, timeout_s, verb="push_pull")
-        core.place.contribute(weight)
+        core.place.contribute()
         values = np.empty(self.shape, np.float32) if out is None else out
         memory = as_bytes(values.reshape(-1))
         for part, piece in zip(operation.parts, choice.pieces, strict=True):

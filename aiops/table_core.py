@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from aiops.compression import codec_from
+from aiops.compression.compressor import Compressor
 from aiops.layout import Choice, Layout
 from aiops.roles.rules import CLOCKED, ROUNDS
 from aiops.table_reads import Reads
+from aiops.table_replica import PulledReplica
 from aiops.table_rounds import Place
 from aiops.table_writes import RowWrites, Writes
-from aiops_protocol.control import TableOpened
+from aiops_protocol.codecs import mix
+from aiops_protocol.control import TableOpened, TableSpec
 from aiops_protocol.delivery import Outbox
 from aiops_protocol.frames import Assign, Flag
 from aiops_protocol.payload import Float32Array
@@ -41,6 +45,10 @@ class TableCore:
         Whether others wait for this worker's clock there (BSP, SSP).
     servers
         Ranks of the servers, one for each shard.
+    compressor
+        What compresses the pushes of this worker, if anything does.
+    replica
+        This worker's copy of the public replica, if pulls are compressed.
     outboxes
         One for each shard: its mutations are numbered there.
     """
@@ -61,6 +69,8 @@ class TableCore:
         self.allow_nonfinite = spec.allow_nonfinite
         self.outboxes = [Outbox() for _ in opened.parts]
         takes_part = self.is_clocked and not worker.finished
+        self.compressor: Compressor | None = None
+        self.replica: PulledReplica | None = None
         self.place = Place(self, opened.from_version, takes_part=takes_part)
         self.reads = Reads(self, None)
         self.writes = Writes(self)
@@ -96,10 +106,24 @@ class DenseCore(TableCore):
         super().__init__(worker, opened)
         self.layout = Layout(self.name, self.shape, opened.parts)
         self.servers = self.layout.servers
+        self.compressor = _compressor(worker, opened.spec)
+        if opened.spec.pull_compression:
+            self.replica = PulledReplica(self.layout)
         self.reads = Reads(self, self.layout.whole)
-        self.writes = RowWrites(self, self.layout)
+        self.writes = RowWrites(self, self.layout, self.compressor)
 
     async def initialise(self, values: Float32Array) -> None:
         """Send the initial values, as the first creator."""
         operation = self.writes.plan(Assign, values, None, None, verb="initialise", flags=_INITIAL)
         await self.writes.perform(operation)
+
+
+def _compressor(worker: Worker, spec: TableSpec) -> Compressor | None:
+    """Return what compresses this worker's pushes, if the table says so."""
+    if not spec.compression:
+        return None
+    codec = codec_from(spec.compression)
+    for text in codec.warnings():
+        worker.postoffice.log.warning("compression", table=spec.name, warning=text)
+    seed = mix(*spec.name.encode(), worker.rank)
+    return Compressor(codec, tuple(spec.shape), seed)

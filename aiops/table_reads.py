@@ -9,13 +9,15 @@ import numpy as np
 
 from aiops.layout import Choice, Piece
 from aiops.roles.requests import Part
-from aiops_protocol.frames import Pull
+from aiops_protocol.frames import Flag, Pull
 from aiops_protocol.payload import Float32Array, as_bytes
 
 if TYPE_CHECKING:
     from aiops.table_core import TableCore
 
 __all__ = ["Reads"]
+
+_PARAMETERS = int(Flag.CODEC_PARAMETERS)
 
 
 class _Ahead(NamedTuple):
@@ -56,25 +58,44 @@ class Reads:
         """
         table = self._table
         table.worker.check()
+        replica = table.replica
+        if replica is not None and choice is self._whole and not replica.busy:
+            replica.busy = True
+            try:
+                version = await self._fetch(choice, None, timeout_s, verb)
+                flat = replica.values.reshape(choice.shape)
+                if out is None:
+                    return flat.copy(), version
+                out[...] = flat
+                return out, version
+            finally:
+                replica.busy = False
         values = np.empty(choice.shape, np.float32) if out is None else out
         memory = as_bytes(values.reshape(-1))
+        return values, await self._fetch(choice, memory, timeout_s, verb)
+
+    async def _fetch(
+        self, choice: Choice, memory: memoryview | None, timeout_s: float | None, verb: str
+    ) -> int:
+        """Pull into this memory, or bring the copy of the replica up to date."""
+        table = self._table
         versions = await self.ask(
             choice.pieces, memory, table.place.wanted, timeout_s, verb, choice
         )
         if len(versions) == 1:
-            return values, versions.popitem()[1]
+            return versions.popitem()[1]
         if not table.has_rounds:
-            return values, sum(versions.values())
+            return sum(versions.values())
         newest = max(versions.values(), default=0)
         while stale := [piece for piece in choice.pieces if versions[piece.shard] < newest]:
             versions |= await self.ask(stale, memory, newest, timeout_s, verb, choice)
             newest = max(versions.values())
-        return values, newest
+        return newest
 
     async def ask(
         self,
         pieces: list[Piece],
-        memory: memoryview,
+        memory: memoryview | None,
         wanted: int | dict[int, int],
         timeout_s: float | None,
         verb: str,
@@ -83,7 +104,8 @@ class Reads:
     ) -> dict[int, int]:
         """Pull pieces of at least the wanted version (of each shard); return those that came.
 
-        With `base`, a shard answers when it is newer than that.
+        Without `memory` they are taken by the copy of the replica, which says what it has. With
+        `base`, a shard answers when it is newer than that.
 
         With rounds, all pieces of a shard are of the version returned. Cancelling is harmless;
         the memory is not written any more.
@@ -92,15 +114,18 @@ class Reads:
         versions: dict[int, int] = {}
         while True:
             operation = table.customer.operation(verb, table.subject(choice), timeout_s)
-            for shard, begin, end, ranges, start, stop, keys in pieces:
+            for piece in pieces:
+                shard, begin, end, ranges, start, stop, keys = piece
                 clock = wanted if isinstance(wanted, int) else wanted[shard]
-                into = memory[4 * start : 4 * stop]
+                into = None if memory is None else memory[4 * start : 4 * stop]
                 part = Part(  # in the order of its fields: names would cost as much as the object
                     operation, Pull, table.table_id, shard, clock, begin, end, ranges, 0, b"", into,
                     None, keys,
                 )  # fmt: skip
                 if base is not None:
                     part.base = base[shard]
+                if memory is None:
+                    self._ask_for_steps(part, piece)
             try:
                 await table.customer.start(operation, table.servers)
             except asyncio.CancelledError:
@@ -112,6 +137,15 @@ class Reads:
             # For a worker outside of the rounds one can close between two pieces of a shard.
             pieces = [piece for piece in pieces if piece.shard in operation.torn]
             wanted = versions
+
+    def _ask_for_steps(self, part: Part, piece: Piece) -> None:
+        """Ask for what the copy of the replica lacks."""
+        replica = self._table.replica
+        assert replica is not None
+        part.size = 4 * (piece.stop - piece.start)
+        part.taker = replica.taker(piece)
+        part.flags |= _PARAMETERS
+        part.codec_parameters = 1 + replica.version(piece)
 
     # --- prefetch ---
 

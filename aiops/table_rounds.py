@@ -54,19 +54,18 @@ class Place:
         """The version that a pull gets now: an exact one, or 0 for the newest."""
         return self.clock
 
-    def contribute(self, weight: float | None = None) -> None:
-        """Note that something is pushed in the open clock: this worker is in the divisor.
+    def contribute(self) -> None:
+        """Note that something is pushed in the open clock: this worker is in the divisor."""
+        self._contributed = True
+
+    def weigh(self, given: float) -> None:
+        """Check and take the weight of the open clock, before anything is made of a push.
 
         Raises
         ------
         UsageError
             Another weight than that of an earlier push of the clock, or one where none counts.
         """
-        if weight is not None:
-            self._weigh(weight)
-        self._contributed = True
-
-    def _weigh(self, given: float) -> None:
         table = self._table
         what = f"push to {table.title}: weight"
         weight = check_weight(given, what)

@@ -12,16 +12,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from aiops.checks import check_array
+from aiops.compression.compressor import Compressor
 from aiops.errors import UsageError
 from aiops.layout import Choice, Layout, Rows
 from aiops.roles.requests import Operation, Part
-from aiops_protocol.frames import Assign, Request
+from aiops_protocol.codecs import word_of
+from aiops_protocol.frames import Assign, Flag, Request
 from aiops_protocol.payload import Float32Array, as_bytes
 
 if TYPE_CHECKING:
     from aiops.table_core import TableCore
 
 __all__ = ["RowWrites", "Writes"]
+
+_PARAMETERS = int(Flag.CODEC_PARAMETERS)
 
 
 class Writes:
@@ -65,9 +69,9 @@ class Writes:
         table = self._table
         memory = as_bytes(flat)
         operation = table.customer.operation(verb, table.subject(choice), timeout_s)
-        table_id, outboxes = table.table_id, table.outboxes
         # Where nothing waits for it, a learning rate may still go by it.
         clock = table.place.clock if table.is_clocked else table.worker.clock
+        table_id, outboxes = table.table_id, table.outboxes
         for shard, begin, end, ranges, start, stop, keys in choice.pieces:
             payload = memory[4 * start : 4 * stop]
             outbox = outboxes[shard]
@@ -112,7 +116,7 @@ class Writes:
 
     def release(self, operation: Operation, *, sealed: bool = False) -> None:
         """Let an operation go on alone, with memory of its own; or drop it if nothing has left."""
-        rest = self._table.customer.cancel(operation, keep=sealed)
+        rest = self._table.customer.cancel(operation, keep=sealed or operation.kept)
         if rest is not None:
             self._follow(rest)
 
@@ -164,11 +168,14 @@ class RowWrites(Writes):
         Whose.
     layout
         Where its rows are.
+    compressor
+        What compresses pushes, if anything does.
     """
 
-    def __init__(self, table: TableCore, layout: Layout) -> None:
+    def __init__(self, table: TableCore, layout: Layout, compressor: Compressor | None) -> None:
         super().__init__(table)
         self._layout = layout
+        self._compressor = compressor
 
     def plan(
         self,
@@ -191,7 +198,44 @@ class RowWrites(Writes):
             flat = self._in_row_order(flat, choice, what, summed=kind is not Assign)
         elif copied:
             flat = flat.copy()
+        if self._compressor is not None and kind is not Assign:
+            return self._compressed(self._compressor, kind, flat, choice, timeout_s, verb)
         return self.cut(kind, flat, choice, timeout_s, verb=verb, flags=flags)
+
+    def _compressed(
+        self,
+        compressor: Compressor,
+        kind: type[Request],
+        flat: Float32Array,
+        choice: Choice,
+        timeout_s: float | None,
+        verb: str,
+    ) -> Operation:
+        """Encode a push once, and cut the result: what it means is the same for any servers."""
+        table = self._table
+        encoded = compressor.encode(flat, self._layout.elements(choice))
+        operation = table.customer.operation(verb, table.subject(choice), timeout_s)
+        operation.kept = True  # what was held back counts on it
+        clock = table.place.clock if table.is_clocked else table.worker.clock
+        for shard, begin, end, ranges, start, stop, _ in choice.pieces:
+            codec, parameter, payload = encoded.cut(start, stop)
+            compressor.bytes_sent += len(payload)
+            Part(
+                operation,
+                kind,
+                table.table_id,
+                shard,
+                clock,
+                begin,
+                end,
+                ranges,
+                _PARAMETERS if codec else 0,
+                payload,
+                outbox=table.outboxes[shard],
+                codec=codec,
+                codec_parameters=word_of(stop - start, parameter) if codec else 0,
+            )
+        return operation
 
     def _in_row_order(
         self, flat: Float32Array, choice: Choice, what: str, *, summed: bool

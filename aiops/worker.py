@@ -8,12 +8,15 @@ tells about itself is in `worker_reports`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Final, Self
 
+from numpy.typing import NDArray
+
 from aiops.checks import check_count, check_name, check_timeout
+from aiops.compression import Codec
 from aiops.consistency import BSP, Consistency
 from aiops.errors import UsageError
 from aiops.init import Initializer
@@ -64,7 +67,7 @@ class Worker:
         self._planned = 0
         self._open_step = False
         self._ticking = False
-        self._reports = Reports(postoffice, customer)
+        self._reports = Reports(postoffice, customer, self._tables.measure)
         self._closed = False
 
     def __repr__(self) -> str:
@@ -159,6 +162,8 @@ class Worker:
         optimizer: Optimizer | None = None,
         consistency: Consistency | None = None,
         allow_nonfinite: bool = False,
+        compression: Codec | str | None = None,
+        pull_compression: Codec | str | None = None,
         timeout_s: float = TABLE_TIMEOUT_S,
     ) -> Table:
         """Create a dense table, or join it if it exists.
@@ -177,6 +182,12 @@ class Worker:
             `BSP()` (if not given), `SSP(staleness=3)` or `ASP()`.
         allow_nonfinite
             Let NaN and infinity pass.
+        compression
+            How pushes travel: a codec of `aiops.compression` such as `TopK(0.01)`, or its
+            spelling `"top-k:0.01"`. What it loses is held back and sent later (error feedback).
+        pull_compression
+            How values come back: workers then have a replica of the table, which is brought
+            near to the exact values by compressed differences; all of them the same bits.
 
         Returns
         -------
@@ -208,7 +219,9 @@ class Worker:
         if shape is not None:
             mode = BSP() if consistency is None else consistency
             optimizer = SGD(lr=0.01) if optimizer is None else optimizer
-            spec, values = table_spec(name, shape, init, optimizer, mode, allow_nonfinite)
+            spec, values = table_spec(
+                name, shape, init, optimizer, mode, allow_nonfinite, compression, pull_compression
+            )
             mode.check_workers(self.postoffice.expected_workers)
         return await self._tables.open_dense(name, spec, values, timeout_s)
 
@@ -455,8 +468,35 @@ class Worker:
         return self._reports.span(name, step)
 
     def stats(self) -> dict[str, Any]:
-        """Return latencies of calls and bytes by cause and by server."""
-        return self._reports.stats()
+        """Return latencies of calls, bytes by cause and by server, and compression by table.
+
+        Of compression: the codec, how many pushes, the bytes that were given and the bytes that
+        they became (without frames), and the norm of what is held back.
+        """
+        return {**self._reports.stats(), "compression": self._tables.compression()}
+
+    # --- what only this worker has ---
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """Return what nobody else has of this worker's training: what compression holds back.
+
+        Names and arrays, a copy of one's own. `numpy.savez(path, **worker.state_dict())` saves
+        it; take it between two steps.
+        """
+        return self._tables.state.collect(self._tables.dense)
+
+    def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Go on with an earlier state: `worker.load_state_dict(numpy.load(path))`.
+
+        Tables that are not open yet get their part when they are opened.
+
+        Raises
+        ------
+        ConfigError
+            A name that no state has; a table with another codec or of another size (raised by
+            `table`, if it is opened later).
+        """
+        self._tables.state.take(state, self._tables.dense)
 
     # --- the way out ---
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,19 @@ SPANS_PER_REPORT = 4096
 
 
 class Reports:
-    """Sends the scheduler a report in each period, and the last one at the end."""
+    """Sends the scheduler a report in each period, and the last one at the end.
 
-    def __init__(self, postoffice: Postoffice, customer: Customer) -> None:
+    `measure` tells further metrics each time.
+    """
+
+    def __init__(
+        self,
+        postoffice: Postoffice,
+        customer: Customer,
+        measure: Callable[[], dict[str, float]],
+    ) -> None:
         self._postoffice = postoffice
+        self._measure = measure
         self._customer = customer
         self._metrics: dict[str, float] = {}
         self._spans = SpanBuffer() if postoffice.joined.trace else None
@@ -87,6 +97,8 @@ class Reports:
             return
         counted = self.stats()["bytes"]
         spans = self._spans
+        room = REPORT_NAMES_MAX - len(self._metrics)
+        metrics = {**dict(islice(self._measure().items(), room)), **self._metrics}
         self._postoffice.report(
             NodeReport(
                 clock=self._postoffice.clock,
@@ -95,7 +107,7 @@ class Reports:
                     verb: histogram.to_counts()
                     for verb, histogram in self._customer.latency.items()
                 },
-                metrics={k: v for k, v in self._metrics.items() if np.isfinite(v)},
+                metrics={k: v for k, v in metrics.items() if np.isfinite(v)},
                 spans=spans.drain() if spans is not None else [],
                 spans_dropped=spans.dropped if spans is not None else 0,
                 clock_offset_ns=time.time_ns() - time.monotonic_ns(),

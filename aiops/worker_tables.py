@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 import numpy as np
 
 from aiops.checks import check_array, check_count
+from aiops.compression import Codec
 from aiops.consistency import Consistency
 from aiops.errors import ConfigError, RequestTimeout, UsageError
 from aiops.init import Constant, Initializer
 from aiops.optim import Optimizer
 from aiops.sparse_table import SparseTable
 from aiops.table import Table
+from aiops.table_compression import compression_spelling
+from aiops.worker_state import WorkerState
 from aiops_protocol.control import TableSpec
 from aiops_protocol.limits import ROW_WIDTH_MAX
 from aiops_protocol.payload import Float32Array
@@ -39,6 +42,7 @@ class Tables:
         self._worker = worker
         self._open: dict[str, AnyTable] = {}
         self._opening: dict[str, asyncio.Task[AnyTable]] = {}
+        self.state = WorkerState()
 
     @property
     def all(self) -> list[AnyTable]:
@@ -111,8 +115,31 @@ class Tables:
             # Used before the scheduler knows, the table would be given its values once more by
             # somebody else, should this worker be lost now.
             await postoffice.attach(name, spec, observer=observer)
+        if isinstance(table, Table):
+            self.state.give(table)
         self._open[name] = table
         return table
+
+    @property
+    def dense(self) -> list[Table]:
+        """Every open dense table."""
+        return [table for table in self._open.values() if isinstance(table, Table)]
+
+    def compression(self) -> dict[str, dict[str, Any]]:
+        """Return what compression has done so far, by table."""
+        return {
+            table.name: compressor.stats()
+            for table in self.all
+            if (compressor := table.core.compressor) is not None
+        }
+
+    def measure(self) -> dict[str, float]:
+        """Return numbers for status: what compression holds back."""
+        return {
+            f"residual_norm.{table.name}": compressor.residual_norm
+            for table in self.all
+            if (compressor := table.core.compressor) is not None
+        }
 
     async def opened(self) -> None:
         """Wait for what is being opened: this worker is counted on there already."""
@@ -136,6 +163,8 @@ def table_spec(
     optimizer: Optimizer,
     consistency: Consistency,
     allow_nonfinite: bool,
+    compression: Codec | str | None = None,
+    pull_compression: Codec | str | None = None,
 ) -> tuple[TableSpec, Float32Array | None]:
     """Check a table's settings; return what travels and the initial values, if given as such."""
     what = f"table {name}"
@@ -162,6 +191,12 @@ def table_spec(
         consistency=consistency.mode,
         consistency_settings=consistency.settings(),
         allow_nonfinite=bool(allow_nonfinite),
+        compression=compression_spelling(
+            compression, dims, what, allow_nonfinite=bool(allow_nonfinite)
+        ),
+        pull_compression=compression_spelling(
+            pull_compression, dims, what, allow_nonfinite=bool(allow_nonfinite), pulls=True
+        ),
     )
     return _travelling(spec, what), values
 

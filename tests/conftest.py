@@ -90,6 +90,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--ring-kills", action="store_true", help="kill members of rings two hundred times"
     )
     parser.addoption(
+        "--codec-sweep", action="store_true", help="every codec on the digits, over five seeds"
+    )
+    parser.addoption(
         "--kill-matrix", action="store_true", help="every cell of the kill matrix, not only four"
     )
 

@@ -19,6 +19,7 @@ CORES = (
     "aiops/contribution.py",
     "aiops/shard.py",
     "aiops/sparse",
+    "aiops/replica.py",
     "aiops/optim",
     "aiops/init.py",
     "aiops/collective/schedule.py",

@@ -5,9 +5,11 @@ Reading an attribute is done in the caller's thread, everything else on the loop
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
 
 import aiops.local_copy
 import aiops.table
@@ -81,6 +83,14 @@ class Table:
     def partition(self) -> list[dict[str, int]]:
         """Which server holds which keys; see `aiops.Table.partition`."""
         return self._table.partition
+
+    def compression_state(self) -> dict[str, NDArray[Any]]:
+        """Return what compression holds back; see `aiops.Table.compression_state`."""
+        return self._loop.do(self._table.compression_state)
+
+    def load_compression_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Go on with what was held back; see `aiops.Table.load_compression_state`."""
+        self._loop.do(self._table.load_compression_state, state)
 
     def pull(
         self,

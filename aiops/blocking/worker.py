@@ -5,10 +5,12 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from types import TracebackType
 from typing import Any, Final
+
+from numpy.typing import NDArray
 
 import aiops.connecting
 import aiops.worker
@@ -16,6 +18,7 @@ from aiops.blocking.loop_thread import LoopThread
 from aiops.blocking.ring import Ring
 from aiops.blocking.sparse_table import SparseTable
 from aiops.blocking.table import Table
+from aiops.compression import Codec
 from aiops.consistency import Consistency
 from aiops.errors import AiopsError, Closed, UsageError
 from aiops.init import Initializer
@@ -130,6 +133,8 @@ class Worker:
         optimizer: Optimizer | None = None,
         consistency: Consistency | None = None,
         allow_nonfinite: bool = False,
+        compression: Codec | str | None = None,
+        pull_compression: Codec | str | None = None,
         timeout_s: float = TABLE_TIMEOUT_S,
     ) -> Table:
         """Create a dense table, or join it if it exists; see `aiops.Worker.table`."""
@@ -141,6 +146,8 @@ class Worker:
             optimizer=optimizer,
             consistency=consistency,
             allow_nonfinite=allow_nonfinite,
+            compression=compression,
+            pull_compression=pull_compression,
             timeout_s=timeout_s,
         )
         return self._tables.setdefault(name, Table(self, opened, self._loop))
@@ -251,6 +258,14 @@ class Worker:
     def span(self, name: str, step: int | None = None) -> AbstractContextManager[None]:
         """Record how long a block takes, if the job is traced."""
         return self._worker.span(name, step)
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """Return what only this worker has; see `aiops.Worker.state_dict`."""
+        return self._loop.do(self._worker.state_dict)
+
+    def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Go on with an earlier state; see `aiops.Worker.load_state_dict`."""
+        self._loop.do(self._worker.load_state_dict, state)
 
     def stats(self) -> dict[str, Any]:
         """Return latencies of calls and bytes by cause and by server."""

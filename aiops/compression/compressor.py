@@ -42,11 +42,15 @@ class Compressor:
         With error feedback, if that was added.
     pushes
         How many vectors were encoded.
+    bytes_given, bytes_sent
+        Their bytes, and those of the payloads that they became; the latter counts who sends them.
     """
 
     def __init__(self, codec: Codec, shape: tuple[int, ...], seed: int) -> None:
         self.codec = with_feedback(codec.for_shape(shape))
         self.pushes = 0
+        self.bytes_given = 0
+        self.bytes_sent = 0
         self._size = prod(shape)
         self._seed = seed
         self._state: State = {}
@@ -69,6 +73,7 @@ class Compressor:
         with np.errstate(all="ignore"):  # what does not fit a float32 is found and named
             encoded = self._encode(x, where)
         self.pushes += 1
+        self.bytes_given += x.nbytes
         return encoded
 
     def _encode(self, x: Float32Array, where: Where | None) -> Encoded:
@@ -96,6 +101,16 @@ class Compressor:
         if residual is None:
             return 0.0
         return float(np.sqrt(np.sum(np.square(residual, dtype=np.float64))))
+
+    def stats(self) -> dict[str, Any]:
+        """Return codec, pushes, bytes and the norm of what is held back."""
+        return {
+            "codec": self.codec.spelling(),
+            "pushes": self.pushes,
+            "bytes_given": self.bytes_given,
+            "bytes_sent": self.bytes_sent,
+            "residual_norm": self.residual_norm,
+        }
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Return all that the next push depends on, as arrays of one's own to keep."""

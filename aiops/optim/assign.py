@@ -17,6 +17,7 @@ class Add(Optimizer):
 
     name: ClassVar[str] = "add"
     uses_step: ClassVar[bool] = False
+    zero_is_nothing: ClassVar[bool] = True
 
     def update(
         self,

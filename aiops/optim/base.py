@@ -95,6 +95,14 @@ class Optimizer(ABC):
         }
 
     @property
+    def zero_is_nothing(self) -> bool:
+        """Whether a gradient of zero leaves an element and its state as they are.
+
+        Then a push that sends few values is applied to those alone. `False` unless you know.
+        """
+        return False
+
+    @property
     def scheduled(self) -> bool:
         """Whether a setting changes with the clock."""
         return any(isinstance(value, Schedule) for value in _fields(self).values())

@@ -40,6 +40,11 @@ class SGD(Optimizer):
         """Check the settings."""
         check_common(self)
 
+    @property
+    def zero_is_nothing(self) -> bool:
+        """Without weight decay."""
+        return self.weight_decay == 0.0
+
     def update(
         self,
         values: Float32Array,

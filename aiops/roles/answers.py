@@ -9,11 +9,11 @@ import numpy as np
 
 from aiops.roles.actions import Send
 from aiops_protocol.errors import ErrorCode
-from aiops_protocol.frames import Ack, Parked, Reject, Request, Value
+from aiops_protocol.frames import Ack, Codec, Parked, Reject, Request, Value
 from aiops_protocol.limits import TEXT_BYTES_MAX
 from aiops_protocol.payload import Float32Array, as_bytes
 
-__all__ = ["acknowledge", "meaning", "notice", "refuse", "value"]
+__all__ = ["acknowledge", "deltas", "meaning", "notice", "refuse", "value"]
 
 
 def acknowledge(peer: int, request: Request, version: int, epoch: int) -> Send:
@@ -43,6 +43,23 @@ def value(peer: int, request: Request, version: int, epoch: int, values: Float32
             table=request.table,
             session=request.session,
             payload=as_bytes(values),
+        ),
+    )
+
+
+def deltas(peer: int, request: Request, version: int, epoch: int, payload: bytes) -> Send:
+    """Answer a pull of a replica with what the worker's copy lacks."""
+    return Send(
+        peer,
+        Value(
+            request_id=request.request_id,
+            seq=request.seq,
+            version=version,
+            epoch=epoch,
+            table=request.table,
+            session=request.session,
+            codec=Codec.DELTAS,
+            payload=payload,
         ),
     )
 
@@ -92,6 +109,7 @@ _MEANINGS: Final = {
     ErrorCode.UNKNOWN_TABLE: "this server has no such table",
     ErrorCode.NOT_FINITE: "the payload holds NaN or infinity; allow_nonfinite=True lets them pass",
     ErrorCode.NOT_INITIALISED: "the table has no values yet",
+    ErrorCode.MALFORMED_PAYLOAD: "the payload is not what its codec allows",
     ErrorCode.SIZE_MISMATCH: "the payload does not have four bytes per key",
     ErrorCode.OPTIMIZER_FAILED: "the optimizer raised an error; nothing was changed",
     ErrorCode.OUT_OF_MEMORY: "this server has no memory left for what this worker gives to a round",

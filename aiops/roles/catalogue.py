@@ -14,7 +14,7 @@ from aiops.errors import ConfigError
 from aiops.roles.actions import Action, Tell
 from aiops.roles.losses import told_of
 from aiops.roles.rounds import NOTHING_SEALED
-from aiops.roles.rules import CLOCKED
+from aiops.roles.rules import CLOCKED, part_unit
 from aiops.roles.table_entry import (
     Applicant,
     Hold,
@@ -98,10 +98,14 @@ class Catalogue:
         if len(self._by_name) >= TABLES_MAX:
             text = f"there are {TABLES_MAX} tables already"
             return [waiter.refuse(ErrorCode.INVALID_SETTING, text)]
+        try:
+            unit = part_unit(spec)
+        except ConfigError as error:
+            return [waiter.refuse(ErrorCode.INVALID_SETTING, str(error))]
         table = self._next_id
         self._next_id += 1
         ranks = sorted(servers)
-        partition = Partition.balanced(elements, len(ranks), first=table - 1)
+        partition = Partition.balanced(elements, len(ranks), first=table - 1, alignment=unit)
         entry = TableEntry(
             table=table,
             spec=spec,

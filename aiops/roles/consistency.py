@@ -88,6 +88,11 @@ class Rule(ABC):
         """How far the table is; for status."""
         return self.version
 
+    @property
+    def zero_is_nothing(self) -> bool:
+        """Whether a push may leave out the elements whose gradient is zero."""
+        return self.shard.optimizer.zero_is_nothing
+
     def missing(self) -> list[int]:
         """Ranks that whoever waits is waiting for; for status."""
         return []
@@ -178,6 +183,11 @@ class BspRule(Rule):
         self._budget = budget
         self._contributions: dict[int, AnyContribution] = {}
         self._assignments: dict[int, AnyAssignment] = {}
+
+    @property
+    def zero_is_nothing(self) -> bool:
+        """A contribution is zero where nothing was pushed."""
+        return True
 
     @property
     def version(self) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from aiops.contribution import CONTRIBUTION_BYTES
 from aiops.optim import Optimizer
 from aiops.optim.guard import is_ours
+from aiops.replica import REPLICA_BYTES
 
 __all__ = ["Budget", "shard_bytes"]
 
@@ -44,7 +45,12 @@ class Budget:
 
 
 def shard_bytes(
-    elements: int, optimizer: Optimizer, contributions: int, *, rounds: bool
+    elements: int,
+    optimizer: Optimizer,
+    contributions: int,
+    *,
+    rounds: bool,
+    replica: bool = False,
 ) -> Mapping[str, int]:
     """Return what a shard needs, by part; so many `contributions` have a place of their own.
 
@@ -58,5 +64,6 @@ def shard_bytes(
         "optimizer state": 4 * elements * len(optimizer.slots),
         "step counts": 4 * elements if optimizer.uses_step and not rounds else 0,
         "undo": undo,
+        "public replica": REPLICA_BYTES * elements if replica else 0,
         "contributions": CONTRIBUTION_BYTES * elements * contributions,
     }

@@ -5,13 +5,14 @@ What becomes of them at each server is `requests.py`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
 
 from aiops.errors import AiopsError
 from aiops_protocol.delivery import Outbox
-from aiops_protocol.frames import Request
+from aiops_protocol.frames import Reply, Request
 from aiops_protocol.payload import Buffer
 
 __all__ = ["NO_BYTES", "WAIT_TIMEOUT_S", "Operation", "Part"]
@@ -39,6 +40,8 @@ class Operation(msgspec.Struct, eq=False):
         Worker ranks that the last PARKED named, and how many clocks each is behind.
     versions
         By shard, of the last answer.
+    kept
+        It has changed what is kept for later, so that it must happen.
     torn
         Shards whose answers to a pull differ in version: a round closed between them.
     """
@@ -58,6 +61,7 @@ class Operation(msgspec.Struct, eq=False):
     waiting_for: dict[int, int] = {}
     error: AiopsError | None = None
     done: bool = False
+    kept: bool = False
     token: Any = None
 
     def __post_init__(self) -> None:
@@ -110,6 +114,10 @@ class Part(msgspec.Struct, eq=False):
     into: memoryview | None = None
     outbox: Outbox | None = None
     keys: Buffer = NO_BYTES
+    codec: int = 0
+    codec_parameters: int = 0
+    taker: Callable[[Reply], Buffer] | None = None
+    received: Buffer = NO_BYTES
     size: int = 0
     request_id: int = 0
     seq: int = 0

@@ -20,7 +20,7 @@ from aiops.roles.answers import meaning
 from aiops.roles.operations import NO_BYTES, Operation, Part
 from aiops_protocol.codec import encode
 from aiops_protocol.delivery import Outbox
-from aiops_protocol.errors import ErrorCode
+from aiops_protocol.errors import ErrorCode, MalformedFrame
 from aiops_protocol.frames import (
     Ack,
     AckLevel,
@@ -236,6 +236,8 @@ class Channel:
             keys=part.keys,
             flags=flags,
             base_version=part.base if part.base > 0 else 0,
+            codec=part.codec,
+            codec_parameters=part.codec_parameters,
             payload=part.payload,
         )
         part.header, part.payload = encode(request)  # type: ignore[arg-type]  # a Frame
@@ -271,7 +273,9 @@ class Channel:
                 reply.status, f"{operation.verb} {operation.subject}: {text}"
             )
         elif isinstance(reply, Value) is (part.kind.kind in _READING):
-            if part.into and reply.payload is not part.into:
+            if part.taker is not None:
+                self._give(reply, part)
+            elif part.into and reply.payload is not part.into:
                 self._deliver(reply, part)
         else:
             text = f"a {type(reply).__name__} answered a {part.kind.__name__}"
@@ -291,6 +295,17 @@ class Channel:
                 operation = part.operation
                 if operation.limit_s is None:
                     operation.deadline = max(operation.deadline, now + operation.quiet_s)
+
+    @staticmethod
+    def _give(reply: Reply, part: Part) -> None:
+        """Let a copy of a replica take its steps."""
+        assert part.taker is not None
+        try:
+            with np.errstate(all="ignore"):
+                part.received = part.taker(reply)
+        except MalformedFrame as error:
+            text = f"{part.operation.subject}: {error}"
+            part.operation.error = rejection(ErrorCode.MALFORMED_PAYLOAD, text)
 
     @staticmethod
     def _deliver(reply: Reply, part: Part) -> None:
@@ -318,7 +333,7 @@ class Channel:
             self._mutation_bytes -= part.size
             part.outbox.answered(part.seq)
         part.payload = NO_BYTES
-        part.into = None
+        part.into = part.taker = None
         operation = part.operation
         operation.parts_left -= 1
         operation.done = operation.parts_left == 0 or operation.error is not None

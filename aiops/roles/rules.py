@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from aiops.compression import codec_from
+from aiops.compression.pulls import pull_codec, unit_elements
 from aiops.errors import ConfigError
 from aiops.reduction import reduction_from
 from aiops.roles.bounded import SspRule
@@ -15,8 +17,9 @@ from aiops.roles.consistency import AspRule, BspRule, Rule
 from aiops.roles.memory import Budget
 from aiops.roles.shards import AnyShard
 from aiops_protocol.control import TableSpec
+from aiops_protocol.key_range import ALIGNMENT_ELEMENTS
 
-__all__ = ["CLOCKED", "ROUNDS", "check_consistency", "places", "rule_for"]
+__all__ = ["CLOCKED", "ROUNDS", "check_consistency", "part_unit", "places", "rule_for"]
 
 CLOCKED: Final = frozenset({"bsp", "ssp"})
 """Modes in which workers take part: others wait for their seals."""
@@ -39,6 +42,19 @@ def check_consistency(spec: TableSpec) -> None:
         f"table {spec.name}: consistency {spec.consistency} with {settings} is not known here; "
         'there is "bsp" with a reduce, "ssp" with a staleness, and "asp"'
     )
+
+
+def part_unit(spec: TableSpec) -> int:
+    """Return at multiples of how many elements the parts of a table begin.
+
+    Raises
+    ------
+    ConfigError
+        A codec for pulls that is not known here.
+    """
+    if not spec.pull_compression:
+        return ALIGNMENT_ELEMENTS
+    return unit_elements(pull_codec(codec_from(spec.pull_compression)))
 
 
 def places(spec: TableSpec, workers: int) -> int:

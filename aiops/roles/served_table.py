@@ -19,12 +19,14 @@ from aiops.roles.actions import Action, Note, RoundClosed, Send
 from aiops.roles.answers import acknowledge, notice, refuse, value
 from aiops.roles.consistency import PARK, BspRule, Outcome, Rule
 from aiops.roles.parking import NOTICE_S, Parking, Session, Waiting, owned
+from aiops.roles.payloads import decoded
+from aiops.roles.public_replica import PublicReplica
 from aiops.roles.rounds import Mark
 from aiops.roles.shards import Where
 from aiops.sparse import NoRoom
 from aiops_protocol.control import TableSpec
 from aiops_protocol.delivery import Inbox, Verdict
-from aiops_protocol.errors import ErrorCode
+from aiops_protocol.errors import ErrorCode, MalformedFrame
 from aiops_protocol.frames import AckLevel, Assign, Flag, Pull, PushPull, Request, Seal
 from aiops_protocol.limits import PAYLOAD_BYTES_MAX, PULL_WINDOW_BYTES
 from aiops_protocol.payload import Float32Array, all_finite, as_float32, weight_of
@@ -93,6 +95,7 @@ class ServedTable:
         "name",
         "parked",
         "pulls",
+        "replica",
         "rule",
         "sparse",
         "table_id",
@@ -124,6 +127,7 @@ class ServedTable:
         self._to_initialise = 0 if initialised else self.end - self.begin
         self._initialiser: tuple[int, int] | None = None
         self._in_use = False
+        self.replica = PublicReplica(rule, spec.pull_compression) if spec.pull_compression else None
 
     # --- pull ---
 
@@ -138,9 +142,8 @@ class ServedTable:
         if 4 * shard.elements(where) > PAYLOAD_BYTES_MAX:
             text = f"at most {PAYLOAD_BYTES_MAX} bytes of values travel in one answer"
             return [self._refuse(peer, request, ErrorCode.SIZE_MISMATCH, text)]
-        rule = self.rule
         if self._readable(request):
-            return [value(peer, request, rule.version, self.epoch, shard.read(where))]
+            return [self._value(peer, request)]
         caller = self._callers[peer]
         keys_bytes = caller.keys_waiting_bytes + len(request.keys)
         if caller.pulls_waiting >= PULLS_WAITING_MAX or keys_bytes > KEYS_WAITING_BYTES_MAX:
@@ -159,7 +162,10 @@ class ServedTable:
 
     def _value(self, peer: int, request: Request, *, lasting: bool = False) -> Send:
         shard = self.rule.shard
-        values = shard.read(shard.select(request))
+        where = shard.select(request)
+        if self.replica is not None:
+            return self.replica.answer(peer, request, where, self.epoch, lasting=lasting)
+        values = shard.read(where)
         if lasting:
             values = values.copy()
         return value(peer, request, self.rule.version, self.epoch, values)
@@ -214,10 +220,20 @@ class ServedTable:
         if self.broken:
             return ErrorCode.OPTIMIZER_FAILED, self.broken
         where = self.rule.shard.select(request)
-        if len(request.payload) != 4 * self.rule.shard.elements(where):
-            return ErrorCode.SIZE_MISMATCH, ""
-        values = as_float32(request.payload)
+        size = self.rule.shard.elements(where)
         with np.errstate(all="ignore"):
+            if request.codec:
+                sparse = (
+                    type(request) is not Assign and self.rule.zero_is_nothing and not self.sparse
+                )
+                try:
+                    where, values = decoded(request, where, size, sparse=sparse)
+                except MalformedFrame as error:
+                    return ErrorCode.MALFORMED_PAYLOAD, str(error)
+            elif len(request.payload) != 4 * size:
+                return ErrorCode.SIZE_MISMATCH, ""
+            else:
+                values = as_float32(request.payload)
             if not self._nonfinite and not all_finite(values):
                 return ErrorCode.NOT_FINITE, ""
             if flags & _INITIAL:
@@ -297,7 +313,11 @@ class ServedTable:
         while self.rule.closable and not self.broken:
             try:
                 with np.errstate(all="ignore"):
+                    if self.replica is not None:
+                        self.replica.begin()
                     pushed = self.rule.close()
+                    if self.replica is not None:
+                        self.replica.closed()
             except Exception as error:
                 return [*actions, *self._break(error)]
             if pushed is not None:
@@ -398,6 +418,8 @@ class ServedTable:
     def validate(self) -> None:
         """Check what must always hold."""
         self.rule.validate()
+        if self.replica is not None:
+            self.replica.validate()
         self.parked.validate()
         for inbox in self.inboxes.values():
             inbox.validate()

@@ -12,6 +12,8 @@ from typing import Final
 
 import numpy as np
 
+from aiops.compression import codec_from
+from aiops.compression.pulls import pull_codec
 from aiops.errors import ConfigError
 from aiops.init import initializer_from
 from aiops.optim import optimizer_from
@@ -245,12 +247,22 @@ class ServerCore:
             initializer = None if given else initializer_from(spec.init_kind, spec.init)
             check_consistency(spec)
             check_layout(spec)
+            if spec.compression:
+                codec_from(spec.compression)
+            if spec.pull_compression:
+                pull_codec(codec_from(spec.pull_compression))
         except ConfigError as error:
             return [_not_ready(order.table, ErrorCode.INVALID_SETTING, str(error))]
         sparse = spec.layout != "dense"
         elements = 0 if sparse else order.end - order.begin  # sparse rows take memory as they come
         contributions, rounds = places(spec, len(order.workers)), spec.consistency in ROUNDS
-        parts = shard_bytes(elements, optimizer, contributions, rounds=rounds)
+        parts = shard_bytes(
+            elements,
+            optimizer,
+            contributions,
+            rounds=rounds,
+            replica=bool(spec.pull_compression),
+        )
         needed = sum(parts.values())
         if not self._budget.take(needed):
             text = (

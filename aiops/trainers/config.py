@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from aiops.compression import codec_from
+from aiops.compression.pulls import pull_codec
 from aiops.consistency import consistency_from
 from aiops.errors import ConfigError
 from aiops.optim import Optimizer, Schedule, optimizer_from
@@ -102,6 +104,8 @@ class TrainConfig:
     ring_order
         With `ring`, in which order gradients are added: `any`, or `rank`, which gives the bits of
         `servers` with `bsp`.
+    compression, pull_compression
+        How gradients go and values come back, such as `top-k:0.01`; see `aiops.compression`.
     hidden
         Units in each hidden layer; only for the model `mlp`.
     target_loss
@@ -133,6 +137,8 @@ class TrainConfig:
     consistency: str = "bsp"
     sync: str = "servers"
     ring_order: str = "any"
+    compression: str | None = None
+    pull_compression: str | None = None
     hidden: tuple[int, ...] = (256, 128)
     target_loss: float | None = None
     patience: int | None = None
@@ -149,6 +155,7 @@ class TrainConfig:
         except ConfigError as error:
             raise ConfigError(f"train: {error}") from None
         self._check_sync()
+        self._check_compression()
         defaults = MODELS[self.model]
         if self.steps is not None and self.epochs is not None:
             raise ConfigError(
@@ -201,6 +208,21 @@ class TrainConfig:
             raise ConfigError("train: local steps go with sync=servers; leave one of them out")
         if self.sync == "servers" and self.ring_order != "any":
             raise ConfigError("train: ring_order is for sync=ring; give both, or neither")
+
+    def _check_compression(self) -> None:
+        without = self.local is not None or self.sync != "servers"
+        if without and (self.compression or self.pull_compression):
+            raise ConfigError(
+                "train: compression is for gradients of every step that go to servers, neither for "
+                "local steps nor for rings; leave out one of them"
+            )
+        try:
+            if self.compression is not None:
+                codec_from(self.compression)
+            if self.pull_compression is not None:
+                pull_codec(codec_from(self.pull_compression))
+        except ConfigError as error:
+            raise ConfigError(f"train: {error}") from None
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)

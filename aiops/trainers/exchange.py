@@ -68,6 +68,8 @@ async def open_exchange(
         init=initial,
         optimizer=config.make_optimizer(),
         consistency=consistency_from(config.consistency),
+        compression=config.compression,
+        pull_compression=config.pull_compression,
     )
     return EachStep(worker, table, np.empty_like(initial))
 

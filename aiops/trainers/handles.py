@@ -72,6 +72,8 @@ class TrainingWorker(Protocol):
         init: Float32Array,
         optimizer: Optimizer,
         consistency: Any,
+        compression: str | None = None,
+        pull_compression: str | None = None,
     ) -> TrainingTable:
         """Create a table or join it."""
         ...

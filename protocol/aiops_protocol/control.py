@@ -211,6 +211,8 @@ class TableSpec(Message, frozen=True, tag=True, kw_only=True):
     consistency_settings: Settings
     allow_nonfinite: bool = False
     layout: Word = "dense"
+    compression: Text = ""
+    pull_compression: Text = ""
 
 
 class ShardPart(Message, frozen=True, tag=True, kw_only=True):

@@ -91,12 +91,15 @@ class Partition:
         self._begins = [part.begin for _, part in parts]
 
     @classmethod
-    def balanced(cls, elements: int, servers: int, first: int = 0) -> Partition:
+    def balanced(
+        cls, elements: int, servers: int, first: int = 0, alignment: int = ALIGNMENT_ELEMENTS
+    ) -> Partition:
         """Tile `elements` keys over `servers` ranks, the first part at rank `first % servers`.
 
-        Tables start at different servers, so that many small tables spread as well.
+        Parts begin at multiples of `alignment`. Tables start at different servers, so that many
+        small tables spread as well.
         """
-        ranges = split(elements, servers)
+        ranges = split(elements, servers, alignment)
         filled = [part for part in ranges if part.size] or [KeyRange(0, 0)]
         return cls([((first + i) % servers, part) for i, part in enumerate(filled)])
 

@@ -159,7 +159,10 @@ class FakeWorker:
         init: Float32Array,
         optimizer: Optimizer,
         consistency: Any,
+        compression: str | None = None,
+        pull_compression: str | None = None,
     ) -> FakeHandle:
+        assert compression is pull_compression is None, "not in this fake"
         assert init.shape == shape
         made = FakeTable(init, optimizer, consistency, len(self.cluster.ranks))
         table = self.cluster.tables.setdefault(name, made)

@@ -35,11 +35,12 @@ from aiops.testing.history.format import (
     encode,
     file_name,
 )
+from aiops_protocol.codecs import Sparse, decode_values
 from aiops_protocol.control import TableOpened
 from aiops_protocol.errors import ErrorCode
 from aiops_protocol.frames import Flag, Reject, Reply, Value
 from aiops_protocol.frames import Kind as FrameKind
-from aiops_protocol.payload import Buffer
+from aiops_protocol.payload import Buffer, as_bytes
 
 __all__ = ["Recorder", "host_id"]
 
@@ -158,7 +159,8 @@ class Recorder:
     def opened(self, opened: TableOpened, *, takes_part: bool) -> None:
         """Note a table that was opened."""
         spec = opened.spec
-        if spec.name in self._values_of:
+        # Of a replica no more can be said than that it is the same for everybody.
+        if spec.name in self._values_of and not spec.pull_compression:
             self._values.add(opened.table)
         init = spec.init.get("value") if spec.init_kind == "constant" else None
         reduce = spec.consistency_settings.get("reduce")
@@ -251,8 +253,9 @@ class Recorder:
             ended.outcome = "unknown" if reply.status in _HALF_DONE else "fail"
         elif isinstance(reply, Value):
             ended.outcome = "ok"
-            ended.checksum = crc32c(reply.payload)
-            ended.values = _numbers(reply.payload) if entry.values else None
+            payload = part.received or reply.payload
+            ended.checksum = crc32c(payload)
+            ended.values = _numbers(payload) if entry.values else None
         else:
             ended.outcome = "ok"
         entry.answers[entry.places[id(part)]] = ended
@@ -285,7 +288,7 @@ def _asked(part: Part, values: bool) -> PartAsked:
         clock=part.clock,
         keys=crc32c(named) if several else 0,
         checksum=crc32c(part.payload) if len(part.payload) else 0,
-        values=_numbers(part.payload) if values and len(part.payload) else None,
+        values=_numbers(_plain(part)) if values and len(part.payload) else None,
         ranges=_pairs(part.ranges) if values and part.ranges else None,
     )
 
@@ -299,6 +302,15 @@ def _sent(part: Part) -> PartEnded:
         request=part.request_id,
         resent=part.resent,
     )
+
+
+def _plain(part: Part) -> Buffer:
+    """Return the float32 values of a part."""
+    if not part.codec:
+        return part.payload
+    count, parameter = part.codec_parameters & 0xFFFFFFFF, part.codec_parameters >> 32
+    decoded = decode_values(part.codec, part.payload, count, parameter)
+    return as_bytes(decoded.dense() if isinstance(decoded, Sparse) else decoded)
 
 
 def _numbers(payload: Buffer) -> list[float] | None:
