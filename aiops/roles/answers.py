@@ -114,6 +114,7 @@ _MEANINGS: Final = {
     ErrorCode.OPTIMIZER_FAILED: "the optimizer raised an error; nothing was changed",
     ErrorCode.OUT_OF_MEMORY: "this server has no memory left for what this worker gives to a round",
     ErrorCode.ALREADY_SEALED: "this worker has sealed that clock already",
+    ErrorCode.KEYS_NOT_CACHED: "this server does not have the key list of that signature",
     ErrorCode.NOT_A_MEMBER: "this worker takes no part in the rounds of the table (finished?)",
     ErrorCode.STALE_INCARNATION: "this worker was declared lost or has been started again",
 }

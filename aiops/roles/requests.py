@@ -17,6 +17,7 @@ import numpy as np
 
 from aiops.errors import rejection
 from aiops.roles.answers import meaning
+from aiops.roles.key_lists import Named, SentLists
 from aiops.roles.operations import NO_BYTES, Operation, Part
 from aiops_protocol.codec import encode
 from aiops_protocol.delivery import Outbox
@@ -61,7 +62,7 @@ _READING: Final = frozenset({Kind.PULL, Kind.PUSH_PULL})
 """Requests that a VALUE answers; an ACK answers the others."""
 
 _BASE_VERSION: Final = int(Flag.BASE_VERSION)
-_KEY_LIST: Final = int(Flag.KEY_LIST)
+_NO_LIST: Final = Named(NO_BYTES, NO_BYTES, 0)
 
 T = TypeVar("T")
 
@@ -85,6 +86,7 @@ class Channel:
         "_asked",
         "_flight",
         "_held_by",
+        "_lists",
         "_mutation_bytes",
         "_mutations",
         "_next_id",
@@ -114,6 +116,7 @@ class Channel:
         self._mutation_bytes = 0
         self._pull_bytes = 0
         self._put_off_at = 0.0
+        self._lists = SentLists()
         self._next_query = QUERY_IDS
         self._asked: dict[int, list[Part]] = {}  # by the id of the question
         self._held_by: set[int] = set()  # questions whose answers all sending waits for
@@ -212,15 +215,19 @@ class Channel:
                 return part
         return None
 
-    def _launch(self, part: Part, answered_below: int, now: float) -> Part:
+    def _launch(
+        self, part: Part, answered_below: int, now: float, *, whole_list: bool = False
+    ) -> Part:
         part.request_id = self._next_id
         self._next_id += 1
         part.sent_at = now
         begin, end, flags = part.begin, part.end, part.flags
         if part.base >= 0:
             flags |= _BASE_VERSION
+        named = _NO_LIST
         if part.keys:
-            begin, end, flags = 0, 0, flags | _KEY_LIST
+            named = self._lists.name(part.keys, whole=whole_list)
+            begin, end, flags = 0, 0, flags | named.flags
         request = part.kind(
             request_id=part.request_id,
             seq=part.seq,
@@ -233,7 +240,8 @@ class Channel:
             begin=begin,
             end=end,
             ranges=part.ranges,
-            keys=part.keys,
+            keys=named.keys,
+            signature=named.signature,
             flags=flags,
             base_version=part.base if part.base > 0 else 0,
             codec=part.codec,
@@ -267,6 +275,9 @@ class Channel:
             operation.deadline = now + operation.quiet_s
         if operation.waiting_for:
             operation.waiting_for = {}
+        if reply.status == ErrorCode.KEYS_NOT_CACHED and part.keys:
+            self._send_list(part, now)
+            return None
         if isinstance(reply, Reject):
             text = bytes(reply.payload).decode("utf-8", "replace")
             operation.error = rejection(
@@ -286,6 +297,18 @@ class Channel:
         operation.versions[part.shard] = reply.version
         self._settle(part)
         return part
+
+    def _send_list(self, part: Part, now: float) -> None:
+        """Send a request again with its key list, which the server has forgotten, or never had.
+
+        It keeps its number: to the server it has not come yet.
+        """
+        del self._flight[part.request_id]
+        below = 0 if part.outbox is None else part.outbox.answered_below
+        self._launch(part, below, now, whole_list=True)
+        part.waits = part.left = False
+        part.sent_to = 0
+        self._resend.append(part)
 
     def _put_off(self, now: float) -> None:
         """Let what is queued live on: what is before it moves, or is known to wait by rule."""
@@ -409,8 +432,8 @@ class Channel:
 
     def _read_instead(self, part: Part) -> None:
         """Ask only for the values: a push_pull has been applied and its answer was lost."""
-        if part.flags & _KEY_LIST:
-            return  # the keys are in its payload: sent again, it is recognised
+        if part.keys:
+            return  # sent again, it is recognised
         pull = Pull(
             request_id=part.request_id,
             epoch=self.epoch,

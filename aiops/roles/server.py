@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from aiops.compression import codec_from
@@ -17,9 +18,10 @@ from aiops.compression.pulls import pull_codec
 from aiops.errors import ConfigError
 from aiops.init import initializer_from
 from aiops.optim import optimizer_from
-from aiops.roles.actions import Action, Drop, Ended, Note, Tell
+from aiops.roles.actions import Action, Drop, Ended, Note, Send, Tell
 from aiops.roles.answers import refuse
 from aiops.roles.inquiries import answer
+from aiops.roles.key_lists import KeyCache
 from aiops.roles.losses import marks_of, told_of
 from aiops.roles.memory import Budget, shard_bytes
 from aiops.roles.rounds import NOTHING_SEALED, Mark
@@ -51,6 +53,7 @@ from aiops_protocol.key_list import as_keys
 __all__ = ["ServerCore"]
 
 _KEY_LIST: Final = int(Flag.KEY_LIST)
+_KEY_SIGNATURE: Final = int(Flag.KEY_SIGNATURE)
 
 
 class ServerCore:
@@ -67,6 +70,7 @@ class ServerCore:
         self.ended: Ended | None = None
         self.tables: dict[int, ServedTable] = {}
         self._budget = Budget(memory_limit_bytes)
+        self._lists = KeyCache()
         self._reserved: dict[int, int] = {}  # bytes per table, without the places of latecomers
         self._callers: dict[int, Caller] = {}
         self._connections = 0  # that there have ever been
@@ -137,6 +141,11 @@ class ServerCore:
         if caller is None or table is None or self.ended is not None:
             return [self._turn_away(peer, caller, request)]
         begin, end = request.begin, request.end
+        if request.flags & _KEY_SIGNATURE:
+            named = self._resolve(peer, request)
+            if isinstance(named, Send):
+                return [named]
+            request = named
         if table.sparse or request.flags & _KEY_LIST:
             if type(request) is not Seal and not _lists_keys(table, request):
                 return [self._not_owned(peer, table, request)]
@@ -159,6 +168,19 @@ class ServerCore:
         """
         caller, table = self._callers.get(peer), self.tables.get(query.table)
         return [answer(peer, query, caller, table, received, self.epoch)]
+
+    def _resolve(self, peer: int, request: Request) -> Request | Send:
+        """Return a request with the key list of its signature; or the refusal."""
+        mark = request.signature
+        if request.flags & _KEY_LIST:
+            if self._lists.keep(mark, request.keys):
+                return request
+            text = "the signature is not that of the key list"
+            return refuse(peer, request, ErrorCode.INVALID_SETTING, text, self.epoch)
+        keys = self._lists.find(mark)
+        if keys is None:
+            return refuse(peer, request, ErrorCode.KEYS_NOT_CACHED, epoch=self.epoch)
+        return msgspec.structs.replace(request, keys=keys, flags=request.flags | _KEY_LIST)
 
     def _not_owned(self, peer: int, table: ServedTable, request: Request) -> Action:
         by = "by key list" if table.sparse else "by range"
@@ -360,6 +382,7 @@ class ServerCore:
 
     def validate(self) -> None:
         """Check what must always hold."""
+        self._lists.validate()
         assert set(self._reserved) == set(self.tables)
         assert sum(self._reserved.values()) <= self.memory_bytes <= self.memory_limit_bytes
         for caller in self._callers.values():

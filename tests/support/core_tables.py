@@ -37,6 +37,7 @@ def spec_of(
     staleness: int = 0,
     trim: int | None = None,
     init: str = "constant",
+    layout: str = "dense",
 ) -> TableSpec:
     """The settings of a table."""
     given: dict[str, dict[str, Any]] = {
@@ -52,6 +53,7 @@ def spec_of(
         optimizer_settings=settings or {},
         consistency=consistency,
         consistency_settings=given.get(consistency, {}),
+        layout=layout,
     )
 
 

@@ -20,7 +20,10 @@ F = np.float32
 
 
 class Served:
-    """A server with one table of `size` elements from `begin` on; peer 10 + r is worker r."""
+    """A server with one table of `size` elements from `begin` on; peer 10 + r is worker r.
+
+    With `width` and a `layout` it is a sparse one that may have so many keys.
+    """
 
     def __init__(
         self,
@@ -30,6 +33,7 @@ class Served:
         workers: tuple[int, ...] = (0,),
         members: tuple[int, ...] | None = None,
         limit: int = 1 << 40,
+        width: int = 0,
         **spec: Any,
     ) -> None:
         self.core = ServerCore(limit)
@@ -37,7 +41,7 @@ class Served:
         self.now = 0.0
         order = OpenShard(
             table=1,
-            spec=spec_of("w", begin + size, **spec),
+            spec=spec_of("w", width or begin + size, **spec),
             begin=begin,
             end=begin + size,
             workers=list(workers if members is None else members),
