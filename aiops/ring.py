@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from aiops.checks import check_timeout
 from aiops.collective.call import REDUCTIONS, Array, Call
@@ -23,6 +24,7 @@ from aiops.errors import AiopsError, CollectiveAborted, UsageError
 from aiops.runtime.ring_call import RingWork
 from aiops.runtime.ring_desk import RingDesk
 from aiops.runtime.ring_group import RingGroup
+from aiops.runtime.ring_shared import SharedRingGroup
 
 __all__ = ["Ring"]
 
@@ -100,6 +102,19 @@ class Ring(Member):
         """Whether every call will fail until `reform`."""
         return self._group.over is not None
 
+    @property
+    def transport(self) -> str:
+        """How calls of this generation travel: "tcp" or "shared-memory"."""
+        return "shared-memory" if isinstance(self._group, SharedRingGroup) else "tcp"
+
+    def empty(self, shape: int | tuple[int, ...], dtype: DTypeLike = np.float32) -> Array:
+        """Make an array in memory that the workers of this host share, all zero at first.
+
+        Such an array is reduced where it is; any other is copied into shared memory first. It is
+        an ordinary array in every other respect, and outlives the ring.
+        """
+        return self._desk.memory.empty(shape, dtype)
+
     async def reform(self, *, timeout_s: float | None = None) -> None:
         """Form the ring anew: of the members that are left, and of those who wait to enter.
 
@@ -164,6 +179,9 @@ class Ring(Member):
         limit = self._call_timeout_s
         if timeout_s is not None:
             limit = check_timeout(timeout_s, call.kind)
+        if isinstance(group, SharedRingGroup):
+            await group.perform(call, flat, limit)
+            return
         plan = make_plan(call.schedule(self.rank, self.world_size, self._groups()))
         work = self._scratch.take(call.count, flat.dtype)
 

@@ -226,6 +226,7 @@ class Worker(WorkerIdentity):
         bind: str = "127.0.0.1:0",
         advertise: str | None = None,
         insecure: bool = False,
+        transport: str = "auto",
     ) -> Ring:
         """Form a ring of all live workers, for collective calls among them.
 
@@ -243,6 +244,9 @@ class Worker(WorkerIdentity):
         bind, advertise, insecure
             Where other workers reach this one, as for `Server`; those of a worker's first ring
             hold for all its rings.
+        transport
+            "auto" takes memory that all members share if all are processes of one host, otherwise
+            TCP; "tcp" or "shared-memory" insist. That of a worker's first ring holds for all.
 
         Returns
         -------
@@ -254,6 +258,8 @@ class Worker(WorkerIdentity):
             Not all workers have come in time; `missing` names them.
         ConfigError
             The name or an address is wrong, or other machines could not reach this worker.
+        UsageError
+            `transport` insists on memory, and not all members are on one host.
         """
         check_name(name, "the ring's name")
         return await self._rings.open(
@@ -263,6 +269,7 @@ class Worker(WorkerIdentity):
             bind,
             advertise,
             insecure,
+            transport,
         )
 
     # --- the clock ---

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 
-from aiops.errors import ConfigError
+from aiops.errors import ConfigError, UsageError
 from aiops.ring import Ring
 from aiops.runtime.addresses import parse_address
 from aiops.runtime.postoffice import Postoffice
 from aiops.runtime.ring_desk import RingDesk
+from aiops.runtime.ring_shared import TRANSPORTS
 from aiops.van.base import Van
 
 __all__ = ["Rings"]
+
+_TRANSPORTS = " or ".join(f'"{name}"' for name in TRANSPORTS)
 
 
 class Rings:
@@ -33,17 +36,22 @@ class Rings:
         bind: str,
         advertise: str | None,
         insecure: bool,
+        transport: str,
     ) -> Ring:
         """Return the ring of this name; enter it first if it is not known here."""
         async with self._opening:
             if name not in self._rings:
-                desk = self._open_desk(bind, advertise, insecure)
+                desk = self._open_desk(bind, advertise, insecure, transport)
                 group = await desk.enter(name, timeout_s)
                 self._rings[name] = Ring(name, desk, group, timeout_s, call_timeout_s)
             return self._rings[name]
 
-    def _open_desk(self, bind: str, advertise: str | None, insecure: bool) -> RingDesk:
+    def _open_desk(
+        self, bind: str, advertise: str | None, insecure: bool, transport: str
+    ) -> RingDesk:
         if self._desk is None:
+            if transport not in TRANSPORTS:
+                raise UsageError(f"ring: transport is {transport!r}; it can be {_TRANSPORTS}")
             address = parse_address(bind, "bind")
             public = parse_address(advertise, "advertise") if advertise else None
             if public is None and _loopback(address.host):
@@ -54,7 +62,14 @@ class Rings:
                         f"on other machines, and they cannot reach {address}: give bind= an "
                         f"address of this machine, for example {here}:0, with insecure=True"
                     )
-            self._desk = RingDesk(self._van, self._postoffice, address, public, insecure=insecure)
+            self._desk = RingDesk(
+                self._van,
+                self._postoffice,
+                address,
+                public,
+                insecure=insecure,
+                transport=transport,
+            )
         return self._desk
 
     def leave(self) -> None:

@@ -73,6 +73,11 @@ class Ring:
         """Whether every call will fail until `reform`."""
         return self._ring.broken
 
+    @property
+    def transport(self) -> str:
+        """How calls travel: "tcp" or "shared-memory"."""
+        return self._ring.transport
+
     def reform(self, *, timeout_s: float | None = None) -> None:
         """Form the ring anew; see `aiops.Ring.reform`."""
         self._loop.call(self._ring.reform, timeout_s=timeout_s)

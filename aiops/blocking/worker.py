@@ -189,6 +189,7 @@ class Worker:
         bind: str = "127.0.0.1:0",
         advertise: str | None = None,
         insecure: bool = False,
+        transport: str = "auto",
     ) -> Ring:
         """Form a ring of all live workers, for collective calls; see `aiops.Worker.ring`."""
         opened = self._loop.call(
@@ -199,6 +200,7 @@ class Worker:
             bind=bind,
             advertise=advertise,
             insecure=insecure,
+            transport=transport,
         )
         return self._rings.setdefault(name, Ring(opened, self._loop))
 

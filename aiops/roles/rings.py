@@ -93,6 +93,7 @@ class Rings:
             name=node.name,
             host=message.host,
             port=message.port,
+            shared=message.shared,
         )
         ring.entries[node.rank] = _Entry(node.peer, member, now + message.timeout_s)
         actions: list[Action] = []

@@ -16,6 +16,7 @@ from aiops.errors import AiopsError, BarrierTimeout, UsageError
 from aiops.runtime.addresses import check_exposure, is_wildcard
 from aiops.runtime.postoffice import Postoffice, RingNews
 from aiops.runtime.ring_group import RingGroup
+from aiops.runtime.ring_shared import HostMemory, SharedRingGroup, shares_memory
 from aiops.van.base import Address, Listener, Stream, Van
 from aiops.van.link import Link
 from aiops_protocol.errors import ErrorCode
@@ -60,6 +61,13 @@ class RingDesk:
         Where other members reach this worker.
     insecure
         Allow an address that other machines can reach, without authentication.
+    transport
+        "tcp", "shared-memory", or "auto": memory if all members of a ring are on one host.
+
+    Attributes
+    ----------
+    memory
+        What this worker shares with others of its host.
     """
 
     def __init__(
@@ -70,12 +78,14 @@ class RingDesk:
         advertise: Address | None = None,
         *,
         insecure: bool = False,
+        transport: str = "auto",
     ) -> None:
         check_exposure(bind, insecure, "the ring's door at")
         self._van = van
         self._postoffice = postoffice
         self._bind = bind
         self._advertise = advertise
+        self.memory = HostMemory(transport)
         self._listener: Listener | None = None
         self._opening: asyncio.Lock = asyncio.Lock()
         self._seats: dict[str, _Seat] = {}
@@ -97,8 +107,11 @@ class RingDesk:
         ------
         BarrierTimeout
             Not everybody has come in time; `missing` names all who have not.
+        CollectiveAborted
+            The members of one host could not connect to each other.
         UsageError
-            Another task of this worker waits to enter the same ring.
+            Another task of this worker waits to enter the same ring, or `transport` asks for what
+            its members cannot do.
 
         Notes
         -----
@@ -113,11 +126,17 @@ class RingDesk:
         formed: asyncio.Future[RingGroup] = loop.create_future()
         seat.formed = formed
         address = self._public_address()
-        enter = RingEnter(name=name, host=address.host, port=address.port, timeout_s=timeout_s)
+        enter = RingEnter(
+            name=name,
+            host=address.host,
+            port=address.port,
+            timeout_s=timeout_s,
+            shared=self.memory.offer(),
+        )
         self._postoffice.tell_ring(enter)
         try:
             async with asyncio.timeout(timeout_s + SLACK_S):
-                return await formed
+                group = await formed
         except TimeoutError as error:
             if isinstance(error, BarrierTimeout):
                 raise
@@ -130,6 +149,9 @@ class RingDesk:
             raise
         finally:
             seat.formed = None
+        if isinstance(group, SharedRingGroup):
+            await group.meet(self.memory, timeout_s)
+        return group
 
     async def _open(self) -> None:
         async with self._opening:
@@ -174,11 +196,22 @@ class RingDesk:
     def _formed(self, seat: _Seat, message: RingFormed) -> None:
         if seat.group is not None:
             seat.group.retire()
-        group = RingGroup(self._van, self._postoffice, message.name, message, seat.traffic)
+        kind, refused = RingGroup, None
+        try:
+            if shares_memory(message.members, self.memory.transport):
+                kind = SharedRingGroup
+        except UsageError as error:
+            refused = error
+        group = kind(self._van, self._postoffice, message.name, message, seat.traffic)
         seat.group = group
         self._groups = [known for known in self._groups if not known.closed] + [group]
         if seat.formed is not None and not seat.formed.done():
-            seat.formed.set_result(group)
+            if refused is None:
+                seat.formed.set_result(group)
+            else:
+                seat.formed.set_exception(refused)
+        if refused is not None:
+            group.stop("left", f"{group.me} takes no part: {refused}")
         for link, frames in list(self._strangers.items()):
             if frames and self._introduce(link, frames[0]):
                 for frame in frames:
@@ -287,6 +320,7 @@ class RingDesk:
         for group in self._groups:
             group.retire()
             await group.wait_closed()
+        self.memory.close()
 
 
 class _Nobody:

@@ -40,7 +40,9 @@ __all__ = [
 class RingEnter(Message, frozen=True, tag=True, kw_only=True):
     """Worker to scheduler: I am ready for the next generation of this ring; answer in `timeout_s`.
 
-    Peers reach me at `host` and `port`. A `timeout_s` of 0 takes an earlier message back.
+    Peers reach me at `host` and `port`. With `shared` I offer memory to those of the same host: a
+    text that is the same for all processes that can share memory, a `/`, and where I am found; see
+    SPEC.md, "Shared memory". A `timeout_s` of 0 takes an earlier message back.
     """
 
     senders = WORKER
@@ -49,6 +51,7 @@ class RingEnter(Message, frozen=True, tag=True, kw_only=True):
     host: Host
     port: Port
     timeout_s: Seconds
+    shared: Text = ""
 
 
 class RingMember(Message, frozen=True, tag=True, kw_only=True):
@@ -60,6 +63,7 @@ class RingMember(Message, frozen=True, tag=True, kw_only=True):
     host: Host
     port: Port
     newcomer: bool = False
+    shared: Text = ""
 
 
 class RingFormed(Message, frozen=True, tag=True, kw_only=True):

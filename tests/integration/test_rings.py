@@ -1,4 +1,4 @@
-"""Collective calls among the workers of a job, over loopback TCP: results and agreement."""
+"""Collective calls among the workers of a job: results and agreement."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import aiops
+from aiops.collective.shared import supported
 from aiops.consistency import BSP
 from aiops.errors import (
     BarrierTimeout,
@@ -25,6 +26,23 @@ from local_jobs import local_job, together, turns, until
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
 
 Member = Callable[[aiops.Worker, Ring], Awaitable[Any]]
+
+
+@pytest.fixture(
+    autouse=True,
+    params=[
+        "tcp",
+        pytest.param(
+            "shared-memory", marks=pytest.mark.skipif(not supported(), reason="needs Linux")
+        ),
+    ],
+)
+def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Run every test over both: nothing that a ring promises depends on how its calls travel."""
+    defaults = aiops.Worker.ring.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "transport", request.param)
+    return str(request.param)
 
 
 async def run_members(size: int, member: Member, **options: Any) -> list[Any]:
@@ -243,14 +261,19 @@ async def test_a_deadline_ends_the_call_for_all_and_names_who_is_missing() -> No
 
 
 async def test_cancelling_ends_the_call_for_all() -> None:
+    gone = asyncio.Event()
+
     async def member(worker: aiops.Worker, ring: Ring) -> None:
-        array = np.full(10, 7, np.float32)
+        array = np.full(100_000, 7, np.float32)
+        if ring.rank == 1:  # it comes too late, so that there is something to be cancelled
+            await gone.wait()
         call = asyncio.ensure_future(ring.all_reduce(array))
         await turns(1)
         if ring.rank == 0:
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await call
+            gone.set()
         else:
             with pytest.raises(CollectiveAborted, match="cancelled") as caught:
                 await call

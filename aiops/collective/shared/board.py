@@ -65,12 +65,15 @@ class Board:
     # Calls take turns with two slots: who comes to call k+2 knows that all have come to call k+1,
     # hence that all are done with call k.
 
-    def describe(self, number: int, text: bytes, segment: int, offset: int, result: int) -> None:
+    def describe(
+        self, number: int, text: bytes, flags: int, segment: int, offset: int, result: int
+    ) -> None:
         """Say what call `number` is, where its array lies, and in which segment results will be."""
         slot = number % 2
         self._texts[slot][: len(text)] = text
         facts = self._facts[slot]
         facts[0], facts[1], facts[2], facts[3] = len(text), segment, offset, result
+        facts[4] = flags
 
     def text(self, number: int) -> bytes:
         """Return the description of a call."""
@@ -81,6 +84,10 @@ class Board:
         """Return segment and offset of the array, and the segment of results."""
         facts = self._facts[number % 2]
         return facts[1], facts[2], facts[3]
+
+    def flags(self, number: int) -> int:
+        """Return what the member wants all others to know."""
+        return self._facts[number % 2][4]
 
     def small(self, number: int, size: int) -> NDArray[Any]:
         """Return the place of a small array, in bytes."""

@@ -84,6 +84,8 @@ class SharedGroup:
     lost
         Called with the index of a member whose connection has ended, and why: it is dead or has
         left. What becomes of the calls is for the owner to say.
+    names
+        What errors call the members.
 
     Attributes
     ----------
@@ -91,6 +93,8 @@ class SharedGroup:
         How many calls are in effect here.
     voted
         The last call that this member cannot give up by itself any more.
+    begun
+        The last call that this member has begun.
     """
 
     def __init__(
@@ -100,14 +104,17 @@ class SharedGroup:
         arena: Arena,
         links: Mapping[int, ShareLink],
         lost: Callable[[int, str], None],
+        names: Sequence[str] = (),
     ) -> None:
+        self._names = names or [f"rank {member}" for member in range(size)]
         self.index = index
         self.size = size
         self.done = 0
         self.voted = 0
+        self.begun = 0
         self._arena = arena
         self._links = links
-        self._number = 0
+        self._flags = 0
         self._performing = False
         self._closed = False
         self._stopped: Callable[[], Exception] | None = None
@@ -160,8 +167,20 @@ class SharedGroup:
 
     # --- calls ---
 
-    async def perform(self, call: Call, flat: Array) -> None:
+    async def perform(self, call: Call, flat: Array, flags: int = 0) -> int:
         """Perform a call in place on a flat array; one at a time, in the same order everywhere.
+
+        Parameters
+        ----------
+        call, flat
+            What, and on which elements.
+        flags
+            Bits that this member wants all to know.
+
+        Returns
+        -------
+        flags
+            The bits of all members; the same on all.
 
         Raises
         ------
@@ -177,7 +196,8 @@ class SharedGroup:
         array is as it was.
         """
         self._refuse()
-        self._number = number = self._number + 1
+        self.begun = number = self.begun + 1
+        self._flags = flags
         self._performing = True
         try:
             while self._dropped:
@@ -192,13 +212,14 @@ class SharedGroup:
                 await self._perform_large(call, flat, number)
         finally:
             self._performing = False
+        return self._flags
 
     async def _perform_small(self, call: Call, flat: Array, number: int) -> None:
         spans = _spans(call, self.size)
         mine = slice(*(spans[self.index] if call.op == "" else (0, call.count)))
         slot = self._own.small(number, flat.nbytes).view(flat.dtype)
         slot[mine] = flat[mine]
-        self._own.describe(number, _text(call), 0, 0, 0)
+        self._own.describe(number, _text(call), self._flags, 0, 0, 0)
         self.voted = number  # whoever has come needs nothing more of this member
         self._tell(Board.ARRIVED, number)
         await self._until(partial(self._all, Board.ARRIVED, number), number)
@@ -226,7 +247,7 @@ class SharedGroup:
         else:
             segment, offset = location or (0, 0)
         results = self._grown(self._results, mine.elements * flat.itemsize)
-        self._own.describe(number, _text(call), segment, offset, results.number)
+        self._own.describe(number, _text(call), self._flags, segment, offset, results.number)
         self._tell(Board.ARRIVED, number)
         await self._until(partial(self._all, Board.ARRIVED, number), number)
         self._compare(call, number)
@@ -245,15 +266,14 @@ class SharedGroup:
 
     def _compare(self, call: Call, number: int) -> None:
         """Look whether all members mean the same; all find the same two of whom they speak."""
+        for board in self._boards.values():
+            self._flags |= board.flags(number)
         texts = [self._boards[member].text(number) for member in range(self.size)]
         for member, text in enumerate(texts):
             if text != texts[0]:
-                calls = [_call(texts[0]), _call(text)]
-                names = ["rank 0", f"rank {member}"]
-                words = difference(names[0], calls[0], names[1], calls[1])
-                raise CollectiveMismatch(
-                    words or f"rank 0 and rank {member} gave different lists of arrays to {call}"
-                )
+                first, other = self._names[0], self._names[member]
+                words = difference(first, _call(texts[0]), other, _call(text))
+                raise CollectiveMismatch(words or f"{first} and {other} gave different lists")
 
     async def _reduce(
         self, call: Call, flat: Array, mine: Span, result: Array, number: int
@@ -374,8 +394,7 @@ class SharedGroup:
         return [
             member
             for member in here
-            if member not in self._boards
-            or self._boards[member].words[Board.ARRIVED] < self._number
+            if member not in self._boards or self._boards[member].words[Board.ARRIVED] < self.begun
         ]
 
     @property

@@ -29,6 +29,9 @@ from aiops.errors import ConnectionLost, DialFailed, JoinTimeout
 
 __all__ = ["Doorbell", "ShareLink", "host_identity", "supported"]
 
+LAYOUT_VERSION: Final = 1
+"""Of boards and of what goes through links: it grows with every change to them."""
+
 _HELLO: Final = struct.Struct("<I32s")  # index of the sender, digest of what the group is
 _SEGMENT: Final = struct.Struct("<cqq")  # kind, number, size
 _WAKE: Final = b"w"
@@ -47,12 +50,12 @@ def host_identity() -> str:
     """Return a text that is the same for two processes exactly if they can share memory.
 
     Not the host's name: containers share names, and clones of machines do. It is the kernel's
-    boot, and the network name space, in which doorbells are found.
+    boot, the network name space, in which doorbells are found, and the version of the layout.
     """
     if not supported():
         return ""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot}.{os.stat('/proc/self/ns/net').st_ino:x}"
+    return f"{boot}.{os.stat('/proc/self/ns/net').st_ino:x}.{LAYOUT_VERSION}"
 
 
 class Doorbell:
