@@ -104,7 +104,7 @@ async def test_all_reduce_has_the_bits_of_the_order_of_the_ranks(count: int) -> 
             before = numbers(size, count)
             for op in ("sum", "mean"):
                 arrays = [array.copy() for array in before]
-                assert await them.all(all_reduce(count, op), arrays) == [None] * size
+                assert await them.all(all_reduce(count, op), arrays) == [0] * size
                 assert {a.tobytes() for a in arrays} == {left_fold(before, op).tobytes()}
             pages = [arena.empty(count) for arena in them.arenas]
             for page, array in zip(pages, before, strict=True):
@@ -135,7 +135,7 @@ def test_the_other_collectives(size: int, count: int, data: st.DataObject) -> No
             spans = chunk_spans(count, size)
             arrays = [array.copy() for array in before]
             call = Call("reduce_scatter", count, ((count,),), op=op)
-            assert await them.all(call, arrays) == [None] * size
+            assert await them.all(call, arrays) == [0] * size
             expected = getattr(np, op)(before, axis=0)
             for array, span in zip(arrays, spans, strict=True):
                 assert np.allclose(array[slice(*span)], expected[slice(*span)], atol=1e-5)
@@ -336,6 +336,17 @@ async def test_nothing_is_left_of_a_group() -> None:
     del them
     gc.collect()
     assert (open_files(), mappings()) == (files, maps)
+
+
+async def test_flags_of_one_are_known_to_all_at_the_same_call() -> None:
+    async with members(3) as them:
+        for count in (3, LARGE):
+            calls = [
+                group.perform(all_reduce(count), array, int(group.index == 1))
+                for group, array in zip(them.groups, numbers(3, count), strict=True)
+            ]
+            assert await asyncio.gather(*calls) == [1, 1, 1]
+            assert await them.all(all_reduce(count), numbers(3, count)) == [0, 0, 0]
 
 
 async def test_small_arrays_share_a_segment() -> None:
