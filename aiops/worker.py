@@ -242,11 +242,10 @@ class Worker(WorkerIdentity):
         call_timeout_s
             How long a call waits for the others, unless it says otherwise.
         bind, advertise, insecure
-            Where other workers reach this one, as for `Server`; those of a worker's first ring
-            hold for all its rings.
+            Where other workers reach this one, as for `Server`; these and `transport` of a
+            worker's first ring hold for all its rings.
         transport
-            "auto" takes memory that all members share if all are processes of one host, otherwise
-            TCP; "tcp" or "shared-memory" insist. That of a worker's first ring holds for all.
+            "auto": shared memory between processes of one host, otherwise TCP; or one of the two.
 
         Returns
         -------
@@ -258,18 +257,13 @@ class Worker(WorkerIdentity):
             Not all workers have come in time; `missing` names them.
         ConfigError
             The name or an address is wrong, or other machines could not reach this worker.
-        UsageError
-            `transport` insists on memory, and not all members are on one host.
         """
         check_name(name, "the ring's name")
         return await self._rings.open(
             name,
             check_timeout(timeout_s, f"ring {name}"),
             check_timeout(call_timeout_s, f"ring {name}"),
-            bind,
-            advertise,
-            insecure,
-            transport,
+            (bind, advertise, insecure, transport),
         )
 
     # --- the clock ---

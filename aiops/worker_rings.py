@@ -33,15 +33,15 @@ class Rings:
         name: str,
         timeout_s: float,
         call_timeout_s: float,
-        bind: str,
-        advertise: str | None,
-        insecure: bool,
-        transport: str,
+        door: tuple[str, str | None, bool, str],
     ) -> Ring:
-        """Return the ring of this name; enter it first if it is not known here."""
+        """Return the ring of this name; enter it first if it is not known here.
+
+        `door` are the settings `bind`, `advertise`, `insecure` and `transport` of `Worker.ring`.
+        """
         async with self._opening:
             if name not in self._rings:
-                desk = self._open_desk(bind, advertise, insecure, transport)
+                desk = self._open_desk(*door)
                 group = await desk.enter(name, timeout_s)
                 self._rings[name] = Ring(name, desk, group, timeout_s, call_timeout_s)
             return self._rings[name]
