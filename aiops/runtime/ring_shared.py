@@ -25,6 +25,7 @@ from aiops.errors import (
     UsageError,
 )
 from aiops.runtime.ring_call import RingCall, RingWork
+from aiops.runtime.ring_errors import aborted, call_name
 from aiops.runtime.ring_group import VERDICT_TIMEOUT_S, WARN_S, RingGroup
 from aiops_protocol.ring_control import RingMember, RingVerdict
 
@@ -166,7 +167,7 @@ class SharedRingGroup(RingGroup):
             raise
         except asyncio.CancelledError:
             if shared.voted < flight.number:
-                self.stop("cancelled", f"{self.me} has cancelled {self._what(flight)}")
+                self.stop("cancelled", f"{self.me} has cancelled {call_name(self.name, flight)}")
             raise
         finally:
             self._flight = None
@@ -187,7 +188,9 @@ class SharedRingGroup(RingGroup):
     def _halt(self, cause: str, text: str, lost: tuple[int, ...], *, mine: str = "") -> None:
         super()._halt(cause, text, lost, mine=mine)
         if self._met:
-            error = self._error(self._flight, cause, mine or text, lost, timed_out=bool(mine))
+            error = aborted(
+                self.name, self._flight, cause, mine or text, lost, timed_out=bool(mine)
+            )
             self._out_of_time = error if mine else None
             self._shared.stop(lambda: error)
             if self._shared.in_doubt and self._flight is not None:
@@ -197,8 +200,8 @@ class SharedRingGroup(RingGroup):
         """End a call whose end was open, one way or the other."""
         super().verdict(message)
         if self._met:
-            error = self._out_of_time or self._error(
-                self._flight, message.cause, message.text, tuple(message.lost)
+            error = self._out_of_time or aborted(
+                self.name, self._flight, message.cause, message.text, tuple(message.lost)
             )
             self._shared.verdict(message.done, lambda: error)
 

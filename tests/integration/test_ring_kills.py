@@ -23,12 +23,17 @@ import aiops
 HEARTBEAT_S: Final = 0.5
 WITHIN_S: Final = 60.0
 
-PHASES: Final = ("RingBegin", "RingPiece-1", "RingPiece-9", "RingConfirm", "between")
+PHASES: Final = {
+    "tcp": ("RingBegin", "RingPiece-1", "RingPiece-9", "RingConfirm", "between"),
+    # Before it says that it has come, and that its part is there; computing, and copying.
+    "shared-memory": ("_tell-1", "_tell-2", "_reduce", "_gather", "between"),
+}
 
 MEMBER: Final = """
 import asyncio, json, os, signal, sys, time, zlib
 import numpy as np
 import aiops
+from aiops.collective.shared import SharedGroup
 from aiops.errors import CollectiveAborted
 from aiops.runtime.ring_group import RingGroup
 
@@ -48,7 +53,19 @@ def counting(group, peer, frame):
             die()
     take(group, peer, frame)
 
-if phase:
+def dying(call):
+    def method(group, *arguments):
+        global seen
+        if group.done >= 4:
+            seen += 1
+            if seen == int(number or 1):
+                die()
+        return call(group, *arguments)
+    return method
+
+if hasattr(SharedGroup, kind):
+    setattr(SharedGroup, kind, dying(getattr(SharedGroup, kind)))
+elif phase:
     RingGroup.peer_frame = counting
 
 def say(event, **facts):
@@ -59,11 +76,15 @@ async def main():
     async with aiops.connect() as worker:
         told = asyncio.Event()
         asyncio.get_running_loop().add_reader(0, told.set)
-        ring = await worker.ring("r", timeout_s=60, call_timeout_s=60)
+        ring = await worker.ring(
+            "r", timeout_s=60, call_timeout_s=60, transport=os.environ["RING_TRANSPORT"]
+        )
+        shared = ring.empty(1_300_000)
         call, generation, over = 0, 0, False
         while not over:
             size = 1_300_000 if call % 3 else 1000
-            array = np.full(size, worker.rank + 1, np.float32)
+            array = shared if call % 3 == 1 else np.empty(size, np.float32)
+            array[:] = worker.rank + 1
             reduced = False
             try:
                 if ring.generation != generation:
@@ -139,8 +160,9 @@ class Member:
 class Job:
     """Members of one ring, and a cluster in this process."""
 
-    def __init__(self, cluster: aiops.LocalCluster) -> None:
+    def __init__(self, cluster: aiops.LocalCluster, transport: str) -> None:
         self.cluster = cluster
+        self.transport = transport
         self.members: dict[str, Member] = {}
         self.all: list[Member] = []
 
@@ -151,7 +173,12 @@ class Job:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env={**os.environ, "AIOPS_SCHEDULER": self.cluster.address, "AIOPS_NAME": name},
+            env={
+                **os.environ,
+                "AIOPS_SCHEDULER": self.cluster.address,
+                "AIOPS_NAME": name,
+                "RING_TRANSPORT": self.transport,
+            },
         )
         member = self.members[name] = Member(name, process)
         self.all.append(member)
@@ -191,11 +218,11 @@ class Job:
 
 
 @asynccontextmanager
-async def job_of(size: int) -> AsyncIterator[Job]:
+async def job_of(size: int, transport: str) -> AsyncIterator[Job]:
     """Run members until the end of the block."""
     async with aiops.LocalCluster(on_worker_loss="continue") as cluster:
         cluster.scheduler.expect_workers(size)
-        job = Job(cluster)
+        job = Job(cluster, transport)
         try:
             for rank in range(size):
                 await job.start(f"worker-{rank}")
@@ -208,10 +235,13 @@ async def job_of(size: int) -> AsyncIterator[Job]:
                 await member.end()
 
 
-async def test_a_member_that_dies_in_any_phase_ends_the_call_and_the_rest_go_on() -> None:
-    async with job_of(2) as job:
+@pytest.mark.parametrize("transport", PHASES)
+async def test_a_member_that_dies_in_any_phase_ends_the_call_and_the_rest_go_on(
+    transport: str,
+) -> None:
+    async with job_of(2, transport) as job:
         survivors = list(job.members.values())
-        for number, phase in enumerate(PHASES):
+        for number, phase in enumerate(PHASES[transport]):
             seen = [len(member.lines) for member in survivors]
             victim = await job.start("worker-2", phase)
             assert await victim.end() == -signal.SIGKILL
@@ -226,10 +256,11 @@ async def test_a_member_that_dies_in_any_phase_ends_the_call_and_the_rest_go_on(
 
 
 @pytest.mark.skipif("not config.getoption('--ring-kills')", reason="make ring-kills")
-async def test_two_hundred_members_die_at_random_moments() -> None:
+@pytest.mark.parametrize("transport", PHASES)
+async def test_two_hundred_members_die_at_random_moments(transport: str) -> None:
     chance = random.Random(os.environ.get("AIOPS_SEED", "ring"))
     slowest_s = 0.0
-    async with job_of(4) as job:
+    async with job_of(4, transport) as job:
         for _ in range(200):
             await asyncio.sleep(chance.uniform(0.0, 0.15))
             name = chance.choice(list(job.members))

@@ -212,6 +212,8 @@ class SharedGroup:
                 await self._perform_large(call, flat, number)
         finally:
             self._performing = False
+            if self._closed:
+                self._release()
         return self._flags
 
     async def _perform_small(self, call: Call, flat: Array, number: int) -> None:
@@ -430,6 +432,19 @@ class SharedGroup:
         self._arena.unwatch(self._announce, self._dropped.append)
         for link in self._links.values():
             link.close()
+        if not self._performing:
+            self._release()
+
+    def _release(self) -> None:
+        """Unmap everything now: a garbage collection may be far away, and this is large."""
+        for link in self._links.values():
+            link.segments.clear()
+        self._boards.clear()
+        self._staged, self._results = _Private(), _Private()
+        self._own = _NOWHERE
+
+
+_NOWHERE: Final = Board(np.zeros(BOARD_BYTES, np.uint8))
 
 
 def _closed_error() -> Exception:

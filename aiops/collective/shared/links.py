@@ -217,9 +217,8 @@ class ShareLink:
         self._loop.add_reader(self._socket.fileno(), self._ready)
 
     def close(self) -> None:
-        """End the connection; nothing is called any more. Idempotent."""
+        """End the connection; nothing is called any more, the segments stay. Idempotent."""
         self._lost = self._woken = None
-        self.segments.clear()
         _discard(self._loop, self._socket)
 
     def wake(self) -> None:
