@@ -92,14 +92,18 @@ async def conservation(
     for kind, times in nemesis.injected.items():
         count(seen, kind, times)
     await all_end(running.values())
-    every = np.arange(shape[0])
-    counts = await read(cluster, "large")
-    values = await read(cluster, "small")
-    for number in range(shape[1]):
-        counts[:, number] += values[_small(every, number, shape)]
+    counts = await _read_both(cluster, shape)
     await cluster.close()
     _check(counts, rows_of, acknowledged)
     count(seen, "unacknowledged yet applied", int(counts.any(axis=0).sum()) - len(acknowledged))
+
+
+async def _read_both(cluster: SimCluster, shape: tuple[int, int]) -> Float32Array:
+    counts = await read(cluster, "large")
+    values = await read(cluster, "small")
+    for number in range(shape[1]):
+        counts[:, number] += values[_small(np.arange(shape[0]), number, shape)]
+    return counts
 
 
 def _small(
