@@ -86,7 +86,7 @@ class Reports:
                 "pushed": counters.push_sent,
                 "pulled": counters.pull_received,
                 "retransmitted": counters.retransmit_sent,
-                "control": self._postoffice.bytes_total,
+                "control": self._postoffice.bytes_total + counters.control_sent,
             },
             "servers": self._customer.traffic(),
         }

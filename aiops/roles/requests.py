@@ -16,28 +16,24 @@ from typing import Final, TypeVar
 import numpy as np
 
 from aiops.errors import rejection
-from aiops.roles.answers import meaning
 from aiops.roles.key_lists import Named, SentLists
 from aiops.roles.operations import NO_BYTES, Operation, Part
+from aiops.roles.questions import READING, Questions
+from aiops.roles.round_trips import RoundTrips
 from aiops_protocol.codec import encode
 from aiops_protocol.delivery import Outbox
 from aiops_protocol.errors import ErrorCode, MalformedFrame
 from aiops_protocol.frames import (
-    Ack,
     AckLevel,
     Flag,
-    Kind,
     Known,
     Parked,
-    Pull,
-    Query,
     Reject,
     Reply,
     Value,
 )
 from aiops_protocol.limits import PULL_WINDOW_BYTES, WINDOW_BYTES
 from aiops_protocol.payload import Buffer
-from aiops_protocol.queries import OWN_CONNECTION, UNKNOWN, WAITS, ask, told
 
 __all__ = ["ANSWERS_BYTES_MAX", "Channel", "Operation", "Part"]
 
@@ -54,12 +50,6 @@ ANSWERS_BYTES_MAX: Final = FIRST_PARTS * (PULL_WINDOW_BYTES + WINDOW_BYTES)
 ASK_FROM_BYTES: Final = 1024
 """From this payload on, in all mutations of a table together, a server is asked what it has before
 they are repeated: an entry of the question takes 16 bytes, and the answer one round trip."""
-
-QUERY_IDS: Final = 1 << 63
-"""Request ids of questions begin here, apart from those of requests."""
-
-_READING: Final = frozenset({Kind.PULL, Kind.PUSH_PULL})
-"""Requests that a VALUE answers; an ACK answers the others."""
 
 _BASE_VERSION: Final = int(Flag.BASE_VERSION)
 _NO_LIST: Final = Named(NO_BYTES, NO_BYTES, 0)
@@ -80,17 +70,22 @@ class Channel:
         The small index by which frames name the customer.
     ask_from_bytes
         See `ASK_FROM_BYTES`.
+
+    Attributes
+    ----------
+    trips
+        How long answers take.
+    questions
+        What the server was asked about requests, and has not answered.
     """
 
     __slots__ = (
-        "_asked",
         "_flight",
-        "_held_by",
+        "_last_id",
         "_lists",
         "_mutation_bytes",
         "_mutations",
         "_next_id",
-        "_next_query",
         "_pull_bytes",
         "_pulling",
         "_pulls",
@@ -98,7 +93,9 @@ class Channel:
         "_resend",
         "ask_from_bytes",
         "epoch",
+        "questions",
         "session",
+        "trips",
         "window_bytes",
     )
 
@@ -117,14 +114,19 @@ class Channel:
         self._pull_bytes = 0
         self._put_off_at = 0.0
         self._lists = SentLists()
-        self._next_query = QUERY_IDS
-        self._asked: dict[int, list[Part]] = {}  # by the id of the question
-        self._held_by: set[int] = set()  # questions whose answers all sending waits for
+        self._last_id = 0  # of the request that was answered last
+        self.trips = RoundTrips()
+        self.questions = Questions(session)
 
     @property
     def waiting(self) -> bool:
         """Whether anything is queued, for the window or to be sent again."""
         return bool(self._mutations or self._pulls or self._resend)
+
+    @property
+    def sent(self) -> int:
+        """Requests that were ever sent."""
+        return self._next_id - 1
 
     @property
     def settled(self) -> int:
@@ -177,12 +179,13 @@ class Channel:
 
     def next_part(self, now: float) -> Part | None:
         """Return the part to send now, which counts as sent; `None` if all that is left waits."""
-        if self._held_by:
+        if self.questions.block:
             return None
         while self._resend:
             part = self._resend.popleft()
             if part.request_id in self._flight and not part.waits:
                 part.resent, part.left = part.left, True
+                part.sent_at = now
                 return part
         if self._mutations and (found := self._next_mutation()) is not None:
             assert found.outbox is not None
@@ -265,6 +268,8 @@ class Channel:
         if part is None:
             return None
         operation = part.operation
+        if now >= self.trips.due_at:
+            self._sample(part, reply, now)
         if now >= self._put_off_at and (self._mutations or self._pulls):
             self._put_off(now)
         if isinstance(reply, Parked):
@@ -283,7 +288,7 @@ class Channel:
             operation.error = rejection(
                 reply.status, f"{operation.verb} {operation.subject}: {text}"
             )
-        elif isinstance(reply, Value) is (part.kind.kind in _READING):
+        elif isinstance(reply, Value) is (part.kind.kind in READING):
             if part.taker is not None:
                 self._give(reply, part)
             elif part.into and reply.payload is not part.into:
@@ -295,6 +300,7 @@ class Channel:
         if known != reply.version and part.outbox is None:
             operation.torn[part.shard] = None
         operation.versions[part.shard] = reply.version
+        self._last_id = part.request_id
         self._settle(part)
         return part
 
@@ -309,6 +315,12 @@ class Channel:
         part.waits = part.left = False
         part.sent_to = 0
         self._resend.append(part)
+
+    def _sample(self, part: Part, reply: Reply, now: float) -> None:
+        """Take the time of an answer that neither a rule nor a lost connection has kept."""
+        by_rule = part.waits or isinstance(reply, Parked) or (part.outbox is None and part.clock)
+        if not by_rule and part.sent_to and not part.resent:
+            self.trips.took(now - part.sent_at, part.size, now)
 
     def _put_off(self, now: float) -> None:
         """Let what is queued live on: what is before it moves, or is known to wait by rule."""
@@ -371,8 +383,7 @@ class Channel:
             not given. What never left is not sent again, but for the first time.
         """
         self._resend = deque(self._flight.values())
-        self._asked.clear()
-        self._held_by.clear()
+        self.questions.drop()
         for part in self._resend:
             part.waits = False
             if part.sent_to and handed_on is not None and not part.resent:
@@ -388,62 +399,41 @@ class Channel:
         for part in self._resend:
             if part.outbox is not None and part.left and not part.settled:
                 doubtful.setdefault(part.outbox, []).append(part)
-        questions = []
-        for parts in doubtful.values():
-            if sum(len(part.payload) for part in parts) >= self.ask_from_bytes:
-                self._held_by.add(self._next_query)
-                questions.append(self._question(parts))
-        return questions
+        groups = [
+            parts
+            for parts in doubtful.values()
+            if sum(len(part.payload) for part in parts) >= self.ask_from_bytes
+        ]
+        return self.questions.about(groups, self.epoch, blocking=True)
 
-    def _question(self, parts: list[Part]) -> tuple[bytes, Buffer]:
-        self._asked[self._next_query] = parts
-        query = Query(
-            request_id=self._next_query,
-            epoch=self.epoch,
-            table=parts[0].table,
-            session=self.session,
-            payload=ask(OWN_CONNECTION, [(part.request_id, part.seq) for part in parts]),
-        )
-        self._next_query += 1
-        return encode(query)
+    def ask_about_owed(self) -> list[tuple[bytes, Buffer]]:
+        """Return questions about what should have been answered, by table; the oldest first."""
+        tables: dict[int, list[Part]] = {}
+        for part in self._flight.values():
+            if part.sent_to and not part.waits:
+                tables.setdefault(part.table, []).append(part)
+        return self.questions.about(tables.values(), self.epoch, blocking=False)
+
+    @property
+    def owed(self) -> bool:
+        """Whether anything is unanswered that the server has not said to wait by rule."""
+        return not all(part.waits for part in self._flight.values())
+
+    @property
+    def bytes_in_flight(self) -> int:
+        """Values of unanswered requests, and of the answers that are due to them."""
+        return self._mutation_bytes + self._pull_bytes
+
+    def passed_over(self, now: float, patience_s: float) -> bool:
+        """Whether the oldest mutation that is owed is that old, and later requests are answered."""
+        for part in self._flight.values():
+            if part.sent_to and part.outbox is not None and not part.waits:
+                return self._last_id > part.request_id and now - part.sent_at > patience_s
+        return False
 
     def known(self, reply: Known) -> list[Reply]:
-        """Take what a server knows; return the answers that were lost, as if they came now.
-
-        A stray is ignored, and so is an answer that does not fit its question: then all is sent
-        again.
-        """
-        parts = self._asked.pop(reply.request_id, [])
-        self._held_by.discard(reply.request_id)
-        outcomes = told(reply.payload).outcomes
-        if len(outcomes) != len(parts):
-            return []
-        answers: list[Reply] = []
-        for part, outcome in zip(parts, outcomes, strict=True):
-            if part.settled or outcome == UNKNOWN:
-                continue
-            if outcome == WAITS:
-                part.waits = True
-            elif outcome == ErrorCode.OK and part.kind.kind in _READING:
-                self._read_instead(part)
-            else:
-                answers.append(_late_answer(part, outcome, reply))
-        return answers
-
-    def _read_instead(self, part: Part) -> None:
-        """Ask only for the values: a push_pull has been applied and its answer was lost."""
-        if part.keys:
-            return  # sent again, it is recognised
-        pull = Pull(
-            request_id=part.request_id,
-            epoch=self.epoch,
-            table=part.table,
-            session=self.session,
-            begin=part.begin,
-            end=part.end,
-            ranges=part.ranges,
-        )
-        part.header, part.payload = encode(pull)
+        """Take what a server knows; return the answers that were lost, for `answer`."""
+        return self.questions.known(reply, self.epoch)
 
     def withdraw(self, part: Part) -> None:
         """Drop a part that nobody waits for: a pull, or a mutation that was given up.
@@ -471,7 +461,7 @@ class Channel:
 
     def validate(self) -> None:
         """Check what must always hold."""
-        assert self._held_by <= set(self._asked)
+        self.questions.validate()
         pulls = [part for part in self._flight.values() if part.outbox is None]
         mutations = [part for part in self._flight.values() if part.outbox is not None]
         assert self._pull_bytes == sum(part.size for part in pulls)
@@ -486,12 +476,3 @@ def _behind(notice: Parked) -> dict[int, int]:
     words = np.frombuffer(notice.payload, "<u4").tolist()
     ranks, clocks = words[: notice.count], words[notice.count :]
     return dict(zip_longest(ranks, clocks[: len(ranks)], fillvalue=0))
-
-
-def _late_answer(part: Part, outcome: int, known: Known) -> Reply:
-    """Return the answer of a settled mutation in place of the one that was lost."""
-    if outcome == ErrorCode.OK:
-        return Ack(request_id=part.request_id, seq=part.seq, version=known.version)
-    code = ErrorCode(outcome) if outcome in set(ErrorCode) else ErrorCode.INTERNAL
-    text = meaning(code).encode()
-    return Reject(request_id=part.request_id, seq=part.seq, status=code, payload=text)

@@ -1,7 +1,7 @@
 """Customer: one user of a worker node. Its outstanding requests, their replies, retransmission.
 
 It has a `DataConnection` to each server, which sends and resends; here is what the answers mean
-to the calls. One timer serves all deadlines.
+to the calls. One timer serves all deadlines, and looks whether the connections move.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Final
 
 from aiops.errors import AiopsError, Closed, NodeFailed, RequestTimeout
 from aiops.observability import ByteCounters, LatencyHistogram
+from aiops.roles.patience import LOOK_S
 from aiops.roles.requests import Operation
 from aiops.runtime.data_connection import DataConnection
 from aiops.runtime.postoffice import Postoffice
@@ -127,7 +128,9 @@ class Customer:
             if server.failure:
                 self._fail(operation, server)
                 return future
-        if self._timer is None or operation.deadline < self._timer_at:
+        if self._timer is None:
+            self._arm(min(operation.deadline, now + LOOK_S))
+        elif operation.deadline < self._timer_at:
             self._arm(operation.deadline)
         return future
 
@@ -267,6 +270,8 @@ class Customer:
         if now - self._timer_at > HELD_UP_S and not self._excused:
             # uvloop runs timers before it reads: let it read what has come in the meantime.
             self._excused = True
+            for server in self._servers.values():
+                server.excuse(now)
             self._arm(now + HELD_UP_S)
             return
         self._excused = False
@@ -274,9 +279,11 @@ class Customer:
             if operation.deadline <= now:
                 operation.error = self._timeout(operation, now)
                 self._complete(operation)
-        earliest = min((operation.deadline for operation in self._operations), default=None)
-        if earliest is not None:
-            self._arm(earliest)
+        if self._operations:
+            for server in self._servers.values():
+                server.look(now)
+            earliest = min(operation.deadline for operation in self._operations)
+            self._arm(min(earliest, now + LOOK_S))
 
     def _timeout(self, operation: Operation, now: float) -> RequestTimeout:
         elapsed_s = now - operation.started_at

@@ -11,20 +11,32 @@ import random
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from aiops.errors import AiopsError, DialFailed
+from aiops.errors import AiopsError, ConnectionLost, DialFailed, PeerMisbehaved
 from aiops.observability import ByteCounters
+from aiops.roles.patience import Patience, Sight, Step
 from aiops.roles.requests import Channel, Part
 from aiops.roles.retries import Retries
 from aiops.runtime.dialling import LinkPlan, open_link
 from aiops.runtime.postoffice import Postoffice
+from aiops.runtime.probe import Probe
 from aiops.van.base import Address, Van
 from aiops.van.link import Link
 from aiops_protocol.control import Member
 from aiops_protocol.errors import ErrorCode, HandshakeRefused
 from aiops_protocol.frames import Frame, Goodbye, Reply
 from aiops_protocol.handshake import Purpose, Role
+from aiops_protocol.payload import Buffer
+from aiops_protocol.queries import mark
 
 __all__ = ["DataConnection"]
+
+PASSED_OVER_RTOS: Final = 3
+"""A mutation unanswered for so many RTOs, while later requests are answered, is asked about."""
+
+PROBE_RTOS: Final = 5
+PROBE_S_MIN: Final = 1.0
+PROBE_S_MAX: Final = 10.0
+"""How long a probe may take: it opens a connection, shakes hands and asks, four ways and back."""
 
 RECONNECT_TIMEOUT_S: Final = 30.0
 """How often it is said that a lost data connection cannot be opened again, and asked whether there
@@ -59,6 +71,8 @@ class DataConnection:
         Why nothing will be sent there any more, or empty.
     trouble
         Why there is no connection at the moment, or empty.
+    replaced
+        Connections that were given up because they were silent while the server answered.
     """
 
     def __init__(
@@ -82,6 +96,11 @@ class DataConnection:
         self._loop = asyncio.get_running_loop()
         self._opening: asyncio.Task[None] | None = None
         self._retries = Retries(self._loop.time())
+        self._patience = Patience(random.random)
+        self._probing: asyncio.Task[None] | None = None
+        self._asked = (0, 0)  # bytes sent before and after the last question
+        self._asked_at = 0.0
+        self.replaced = 0
         self._gone = [0, 0]  # bytes sent, received over connections that have ended
         self._closed = False
 
@@ -102,8 +121,11 @@ class DataConnection:
 
     async def open(self, timeout_s: float) -> None:
         """Connect, trying for so long."""
+        await open_link(self._van, self._plan(), self, timeout_s=timeout_s)
+
+    def _plan(self) -> LinkPlan:
         joined = self._postoffice.joined
-        plan = LinkPlan(
+        return LinkPlan(
             Address(self.member.host, self.member.port),
             f"server {self.member.rank}",
             Role.WORKER,
@@ -115,16 +137,16 @@ class DataConnection:
             known=True,
             destination=_destination(self.channel),
         )
-        await open_link(self._van, plan, self, timeout_s=timeout_s)
 
     def link_ready(self, link: Link) -> None:
         """Use a new connection: first what was unanswered and has not arrived, then what waits."""
         self.link = link
         self.trouble = ""
+        self._patience.begin(self._loop.time())
+        self._asked = (0, 0)
         self.channel.window_bytes = link.welcome.window_bytes
         for header, payload in self.channel.ask():
-            self._counters.retransmit_sent += len(header) + len(payload)
-            link.send_encoded(header, payload, borrowed=False)
+            self._send_question(link, header, payload)
         self.pump()
 
     def link_lost(self, link: Link, error: AiopsError | None) -> None:
@@ -190,14 +212,88 @@ class DataConnection:
     async def close(self) -> None:
         """Say goodbye and wait for the end of the connection. Idempotent."""
         self._closed = True
-        opening, link = self._opening, self.link
-        if opening is not None:
-            opening.cancel()
-            await asyncio.gather(opening, return_exceptions=True)
-            link = self.link
+        tasks = [task for task in (self._opening, self._probing) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        link = self.link
         if link is not None:
             link.close()
             await link.wait_lost()
+
+    # --- silence ---
+
+    def look(self, now: float) -> None:
+        """See whether the connection moves, and do about it what `Patience` says."""
+        link, channel = self.link, self.channel
+        if link is None or not link.ready:
+            return
+        sent = link.bytes_sent
+        acknowledged = sent - link.stream.unacknowledged_bytes
+        before, after = self._asked
+        if sent == after:  # a question that was taken on the way is no sign of life
+            acknowledged = min(acknowledged, before)
+        rto_s = channel.trips.rto_s(channel.bytes_in_flight)
+        waits = channel.settled < channel.sent
+        owed = waits and channel.owed
+        step = self._patience.look(
+            Sight(link.bytes_received + acknowledged, owed, waits, rto_s), now
+        )
+        if channel.questions.forgotten:
+            self._replace(link, "the server does not know what was sent over it")
+        elif step is Step.PROBE:
+            self._probe(link, rto_s)
+        elif step is Step.ASK or self._passed_over(now, rto_s):
+            self._ask(link, now)
+
+    def _passed_over(self, now: float, rto_s: float) -> bool:
+        patience_s = PASSED_OVER_RTOS * rto_s
+        due = now - self._asked_at > patience_s
+        return due and self.channel.passed_over(now, patience_s)
+
+    def _ask(self, link: Link, now: float) -> None:
+        """Ask over the connection itself what has become of what is owed."""
+        self._asked_at = now
+        before = link.bytes_sent
+        for header, payload in self.channel.ask_about_owed():
+            self._send_question(link, header, payload)
+        self._asked = (before, link.bytes_sent)
+
+    def _send_question(self, link: Link, header: bytes, payload: Buffer) -> None:
+        self._counters.control_sent += len(header) + len(payload)
+        link.send_encoded(header, payload, borrowed=False)
+
+    def _probe(self, link: Link, rto_s: float) -> None:
+        if self._probing is not None:
+            self._probing.cancel()
+        timeout_s = min(max(PROBE_RTOS * rto_s, PROBE_S_MIN), PROBE_S_MAX)
+        self._probing = self._loop.create_task(self._run_probe(link, timeout_s))
+
+    async def _run_probe(self, link: Link, timeout_s: float) -> None:
+        try:
+            received = await Probe(self._van, self._plan(), mark(link.nonce)).run(timeout_s)
+        except PeerMisbehaved:
+            received = 0  # it lives, and wants no connection: the next one will tell why
+        except AiopsError:
+            self._patience.probe_failed(self._loop.time())
+            return
+        finally:
+            if self._probing is asyncio.current_task():
+                self._probing = None
+        now = self._loop.time()
+        if self._patience.probe_answered(received, now) is Step.REPLACE and self.link is link:
+            silent_s = self._patience.silent_s(now)
+            self._replace(link, f"nothing has moved for {silent_s:.1f} s, and the server answers")
+
+    def _replace(self, link: Link, why: str) -> None:
+        """Give a connection up; the next one begins with what was unanswered."""
+        self.replaced += 1
+        text = f"the connection to {link} was given up: {why}"
+        link.abort(ConnectionLost(text, peer=str(link), retryable=True))
+
+    def excuse(self, now: float) -> None:
+        """Begin to watch anew: this process was held up, and answers may lie unread."""
+        self._patience.begin(now)
 
     # --- sending ---
 

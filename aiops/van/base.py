@@ -92,6 +92,14 @@ class Stream(ABC):
         """Bytes accepted by `write` and not yet handed on."""
 
     @property
+    def unacknowledged_bytes(self) -> int:
+        """Bytes accepted by `write` of which nothing says yet that the other host has them.
+
+        Costs a system call; equal to `pending_bytes` where the system does not tell.
+        """
+        return self.pending_bytes
+
+    @property
     def full(self) -> bool:
         """Whether more than one segment is unsent: the owner should wait for `drained`."""
         return self.pending_bytes > WRITE_HIGH_WATER_BYTES

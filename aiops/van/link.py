@@ -119,6 +119,13 @@ class Link:
         return handshake.hello
 
     @property
+    def nonce(self) -> bytes:
+        """What makes this connection unlike any other; for the dialling side."""
+        handshake = self._connection.handshake
+        assert isinstance(handshake, ClientHandshake)
+        return handshake.nonce
+
+    @property
     def welcome(self) -> Welcome:
         """The limits that the accepting side told; for the dialling side of a ready link."""
         handshake = self._connection.handshake

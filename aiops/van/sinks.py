@@ -14,13 +14,18 @@ import asyncio
 import os
 import socket
 import struct
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final, Protocol
 
 from aiops_protocol.payload import Buffer
 
-__all__ = ["PIECES_PER_CALL_MAX", "Sink", "SocketSink", "TransportSink"]
+if sys.platform == "linux":
+    import fcntl
+    import termios
+
+__all__ = ["PIECES_PER_CALL_MAX", "Sink", "SocketSink", "TransportSink", "unacknowledged"]
 
 PIECES_PER_CALL_MAX: Final = min(os.sysconf("SC_IOV_MAX"), 1024) if hasattr(os, "sysconf") else 16
 """Buffers in one vectored write: what the system allows, 16 being the least that any does."""
@@ -168,6 +173,18 @@ class TransportSink:
         self._closed = True
         if reset:
             _reset_on_close(self._transport.get_extra_info("socket"))
+
+
+def unacknowledged(descriptor: int) -> int:
+    """Return how many bytes the kernel has sent or will send, and has no acknowledgement for.
+
+    0 where the system does not tell, and for a socket that is closed.
+    """
+    if sys.platform == "linux" and descriptor >= 0:
+        with suppress(OSError):
+            answer = fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(4))
+            return int.from_bytes(answer, sys.byteorder)
+    return 0
 
 
 def _reset_on_close(sock: Any) -> None:

@@ -26,7 +26,13 @@ from aiops.van.base import (
     StreamHandler,
 )
 from aiops.van.outgoing import Outgoing
-from aiops.van.sinks import PIECES_PER_CALL_MAX, Sink, SocketSink, TransportSink
+from aiops.van.sinks import (
+    PIECES_PER_CALL_MAX,
+    Sink,
+    SocketSink,
+    TransportSink,
+    unacknowledged,
+)
 from aiops_protocol.payload import Buffer
 
 __all__ = ["TcpStream"]
@@ -91,6 +97,13 @@ class TcpStream(Stream, asyncio.BufferedProtocol):
     def pending_bytes(self) -> int:
         """Bytes accepted by `write` that the kernel does not have yet."""
         return self._outgoing.size + (self._sink.unsent if self._sink is not None else 0)
+
+    @property
+    def unacknowledged_bytes(self) -> int:
+        """What is pending, and what the kernel has and the other host has not acknowledged."""
+        transport = self._transport
+        sock = transport.get_extra_info("socket") if transport is not None else None
+        return self.pending_bytes + (unacknowledged(sock.fileno()) if sock is not None else 0)
 
     def write(self, *buffers: Buffer, borrowed: bool = False) -> None:
         """Send the buffers, in order, after everything written before."""

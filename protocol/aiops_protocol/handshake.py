@@ -304,6 +304,7 @@ class ClientHandshake:
             incarnation=incarnation,
         )
         self._greeting: Greeting | None = None
+        self.nonce = nonce
         self.welcome: Welcome | None = None
 
     def check_head(self, head: bytes) -> None:

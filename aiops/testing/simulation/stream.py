@@ -78,6 +78,11 @@ class SimStream(Stream):
         """Bytes accepted by `write` that do not fit on the way yet."""
         return self._unsent_bytes
 
+    @property
+    def unacknowledged_bytes(self) -> int:
+        """With what is on the way."""
+        return self._unsent_bytes + self._flying
+
     def write(self, *buffers: Buffer, borrowed: bool = False) -> None:
         """Send the buffers, in order, after everything written before."""
         if self._closing or self._over:
