@@ -71,8 +71,9 @@ class DataConnection:
         Why nothing will be sent there any more, or empty.
     trouble
         Why there is no connection at the moment, or empty.
-    replaced
-        Connections that were given up because they were silent while the server answered.
+    asked, replaced
+        How often the server was asked over a silent connection what it has of what is owed; and
+        connections that were given up because they were silent while the server answered.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class DataConnection:
         self._probing: asyncio.Task[None] | None = None
         self._asked = (0, 0)  # bytes sent before and after the last question
         self._asked_at = 0.0
+        self.asked = 0
         self.replaced = 0
         self._gone = [0, 0]  # bytes sent, received over connections that have ended
         self._closed = False
@@ -110,12 +112,18 @@ class DataConnection:
 
     @property
     def traffic(self) -> dict[str, int]:
-        """Bytes sent and received, headers included."""
+        """Bytes sent and received, headers included; and what silence has led to, in times."""
         sent, received = self._gone
         if self.link is not None:
             sent += self.link.bytes_sent
             received += self.link.bytes_received
-        return {"sent": sent, "received": received}
+        return {
+            "sent": sent,
+            "received": received,
+            "reconnections": self._retries.reconnections,
+            "asked": self.asked,
+            "replaced": self.replaced,
+        }
 
     # --- the connection ---
 
@@ -254,6 +262,7 @@ class DataConnection:
     def _ask(self, link: Link, now: float) -> None:
         """Ask over the connection itself what has become of what is owed."""
         self._asked_at = now
+        self.asked += 1
         before = link.bytes_sent
         for header, payload in self.channel.ask_about_owed():
             self._send_question(link, header, payload)

@@ -55,6 +55,6 @@ def test_a_way_that_varies_is_given_more_time() -> None:
 def test_a_way_that_becomes_narrow_is_believed_after_a_while() -> None:
     record = measured((BULK_BYTES / 1e9, BULK_BYTES))
     assert record.rto_s(10_000_000) == pytest.approx(FIRST_S + 0.01)
-    for _ in range(40):
+    for _ in range(80):
         record.took(BULK_BYTES / 1e6, BULK_BYTES, 0.0)
     assert record.rto_s(10_000_000) > FIRST_S + 2.0

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from aiops.errors import AiopsError
-from aiops.roles import consistency, detector, requests, rounds
+from aiops.roles import consistency, detector, patience, requests, rounds
 from aiops.runtime import control_link, data_connection
 from aiops.van import link
 from aiops_protocol import buffer, delivery, dialogue
@@ -157,6 +157,37 @@ def _no_second_connection(
         self._end(error, gone.goodbye)
 
 
+_look = patience.Patience.look
+
+
+def _see_no_movement(self: patience.Patience, sight: patience.Sight, now: float) -> patience.Step:
+    return _look(self, sight._replace(moved=0), now)
+
+
+def _replace_at_once(self: patience.Patience, received: int, now: float) -> patience.Step:
+    self._probing = False
+    return patience.Step.REPLACE
+
+
+def _never_replace(self: patience.Patience, received: int, now: float) -> patience.Step:
+    self._probing = False
+    self._put_off(now)
+    return patience.Step.NOTHING
+
+
+def _owe_always(self: requests.Channel) -> bool:
+    return True
+
+
+@contextmanager
+def _resend_what_moves() -> Iterator[None]:
+    with (
+        _replace(patience.Patience, "look", _see_no_movement)(),
+        _replace(patience.Patience, "probe_answered", _replace_at_once)(),
+    ):
+        yield
+
+
 MUTANTS: Final = (
     Mutant(
         "no-dedup",
@@ -253,5 +284,29 @@ MUTANTS: Final = (
         "agreement",
         "a control connection that broke is the end",
         _replace(control_link.ControlLink, "link_lost", _no_second_connection),
+    ),
+    Mutant(
+        "resend-what-moves",
+        "silence",
+        "a connection that still moves is replaced, and all is sent again",
+        _resend_what_moves,
+    ),
+    Mutant(
+        "blind-watch",
+        "silence",
+        "what moves at this end is not seen to move",
+        _replace(patience.Patience, "look", _see_no_movement),
+    ),
+    Mutant(
+        "endless-patience",
+        "silence",
+        "a dead connection is waited for as long as the kernel waits",
+        _replace(patience.Patience, "probe_answered", _never_replace),
+    ),
+    Mutant(
+        "impatience-by-rule",
+        "silence",
+        "the RTO runs for what waits by rule",
+        _replace(requests.Channel, "owed", property(_owe_always)),
     ),
 )

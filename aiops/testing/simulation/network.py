@@ -25,6 +25,9 @@ __all__ = ["Fault", "SimNetwork", "SimVan"]
 CONNECT_TIMEOUT_S: Final = 3.0
 """How long an opening handshake through a blocked link is repeated by the kernel."""
 
+STALL_TIMEOUT_S: Final = 8.0
+"""When the kernel of a sender gives up on a blocked link. Only the sender learns of it."""
+
 FIRST_PORT: Final = 40_000
 
 
@@ -33,6 +36,8 @@ class Fault(msgspec.Struct):
 
     blocked: bool = False
     slow: float = 1.0
+    rate_bytes_per_s: float | None = None
+    """Width of the link, for each of its streams; if not given, a gigabyte per second."""
     corrupt: float = 0.0
     """Chance per delivered piece that one byte of it is changed."""
     cut: float = 0.0
@@ -47,6 +52,11 @@ class SimNetwork:
     ----------
     delay_s, jitter_s
         Of every delivery: a base, and the mean of an exponential part. Random if not given.
+
+    Attributes
+    ----------
+    stall_timeout_s
+        See `STALL_TIMEOUT_S`; real kernels take minutes.
     """
 
     def __init__(
@@ -57,6 +67,7 @@ class SimNetwork:
         self.jitter_s = loop.rng.uniform(1e-4, 1e-2) if jitter_s is None else jitter_s
         self.streams: dict[SimStream, None] = {}
         self.lost_bytes = 0
+        self.stall_timeout_s = STALL_TIMEOUT_S
         self._processes: dict[str, SimProcess] = {}
         self._faults: dict[tuple[str, str], Fault] = {}
         self._listeners: dict[Address, SimListener] = {}
@@ -102,12 +113,22 @@ class SimNetwork:
         self.loop.note("cut", stream.host, stream.peer_host)
         stream.cut()
 
+    def swallow(self, stream: SimStream) -> None:
+        """Make a black hole of a stream: a middlebox has forgotten it. New ones are well."""
+        self.loop.note("swallow", stream.host, stream.peer_host)
+        stream.swallow()
+
     # --- for vans and streams ---------------------------------------------------------------------
 
     def blocked(self, sender: str, receiver: str) -> bool:
         """Whether nothing passes in this direction."""
         fault = self._faults.get((sender, receiver))
         return fault is not None and fault.blocked
+
+    def rate(self, sender: str, receiver: str) -> float | None:
+        """Return the width of a narrow link, in bytes per second."""
+        fault = self._faults.get((sender, receiver))
+        return None if fault is None else fault.rate_bytes_per_s
 
     def delay(self, sender: str, receiver: str, size: int) -> float:
         """Draw how long `size` bytes take in this direction."""

@@ -24,8 +24,8 @@ __all__ = ["SimStream"]
 WINDOW_BYTES: Final = 256 * 1024
 """Bytes on the way: about what the buffers of a socket hold."""
 
-STALL_TIMEOUT_S: Final = 8.0
-"""When the kernel of a sender gives up on a blocked link. Only the sender learns of it."""
+TRICKLE_PER_S: Final = 20
+"""On a narrow link pieces are so small that this many pass in a second: it trickles, not bursts."""
 
 _END: Final = b""
 
@@ -49,6 +49,8 @@ class SimStream(Stream):
         self._unsent_bytes = 0
         self._flying = 0  # bytes sent and not yet taken by the other end
         self._last_arrival = 0.0
+        self._free_at = 0.0  # when a narrow link has taken what was sent
+        self._swallowed = False
         self._coming: deque[bytes] = deque()  # on the way to this end, in order
         self._held_up = 0  # of these, how many a blocked link has kept from arriving
         self._stall_since: float | None = None
@@ -123,6 +125,10 @@ class SimStream(Stream):
         for end in (self, peer):
             end._end(error)
 
+    def swallow(self) -> None:
+        """Let nothing pass any more, either way and without a word, whatever is repaired."""
+        self._swallowed = self._peer._swallowed = True
+
     def process_died(self) -> None:
         """Reset the other end; this one has nobody to tell."""
         self._handler = None
@@ -134,10 +140,13 @@ class SimStream(Stream):
 
     def _move(self) -> None:
         rng = self._loop.rng
+        rate = self._network.rate(self.host, self.peer_host)
         while self._unsent and self._flying < WINDOW_BYTES:
             view = self._unsent[0]
             size = min(len(view), WINDOW_BYTES - self._flying)
-            if size > 1 and rng.random() < 0.3:
+            if rate is not None:
+                size = min(size, max(1, int(rate / TRICKLE_PER_S)))
+            elif size > 1 and rng.random() < 0.3:
                 size = rng.randint(1, min(size, rng.choice((3, 64, 65_536))))
             self._unsent_bytes -= size
             if size == len(view):
@@ -153,8 +162,11 @@ class SimStream(Stream):
 
     def _ship(self, data: bytes) -> None:
         delay = self._network.delay(self.host, self.peer_host, len(data))
+        leaves = self._loop.time()
+        if (rate := self._network.rate(self.host, self.peer_host)) is not None:
+            leaves = self._free_at = max(leaves, self._free_at) + len(data) / rate
         # Strictly later than the piece before: equal times would not keep their order.
-        self._last_arrival = max(self._loop.time() + delay, self._last_arrival + 1e-6)
+        self._last_arrival = max(leaves + delay, self._last_arrival + 1e-6)
         self._peer._coming.append(data)
         self._peer._process.call_at(self._last_arrival, self._peer._arrive)
 
@@ -171,7 +183,7 @@ class SimStream(Stream):
         sender = self._peer
         if self._over:
             return
-        if self._network.blocked(sender.host, self.host):
+        if self._swallowed or self._network.blocked(sender.host, self.host):
             self._held_up += 1
             sender._stall()
             return
@@ -223,7 +235,7 @@ class SimStream(Stream):
     def _arrive_reset(self, after_end: bool) -> None:
         if self._over:
             return
-        if self._network.blocked(self._peer.host, self.host):
+        if self._swallowed or self._network.blocked(self._peer.host, self.host):
             return  # a reset is not repeated: this end stays half open
         self._network.lost_bytes += self._flying
         self._end(None if after_end else ConnectionResetError(f"reset by {self.peer_host}"))
@@ -234,17 +246,20 @@ class SimStream(Stream):
         """Give up after a while, if a blocked link goes on keeping back what was sent."""
         if self._stall_since is None and not self._over:
             self._stall_since = self._loop.time()
-            self._process.call_at(self._stall_since + STALL_TIMEOUT_S, self._give_up)
+            limit_s = self._network.stall_timeout_s
+            self._process.call_at(self._stall_since + limit_s, self._give_up)
 
     def _give_up(self) -> None:
         if self._over or self._stall_since is None or self._process.gate(self._give_up):
             return
-        if self._loop.time() >= self._stall_since + STALL_TIMEOUT_S - 1e-6:
+        if self._loop.time() >= self._stall_since + self._network.stall_timeout_s - 1e-6:
             self._network.lost_bytes += self._flying
             self._end(TimeoutError("no acknowledgement (ETIMEDOUT)"))
 
     def repaired(self) -> None:
         """Let what was held up on the way to this end arrive; TCP has repeated it all along."""
+        if self._swallowed:
+            return
         held_up, self._held_up = self._held_up, 0
         self._stall_since = None
         at = self._loop.time() + self._network.delay(self.peer_host, self.host, 0)

@@ -9,10 +9,11 @@ import msgspec
 
 from aiops.testing.simulation.nemesis import FAULTS
 from aiops.testing.simulation.scenarios import SCENARIOS, Outcome, run_scenario
+from aiops.testing.simulation.scenarios.silence import WEATHERS
 
 __all__ = ["GOALS", "Sweep", "sweep"]
 
-GOALS: Final = ("kill", "zombie", *FAULTS)
+GOALS: Final = ("kill", "zombie", *FAULTS, *WEATHERS, "replaced")
 """What must happen at least once in a sweep of some size, or it has proved little."""
 
 GOALS_FROM_SEEDS: Final = 20

@@ -12,6 +12,7 @@ from aiops.testing.simulation.loop import SimLoop
 from aiops.testing.simulation.scenarios.agreement import agreement
 from aiops.testing.simulation.scenarios.common import Scenario
 from aiops.testing.simulation.scenarios.conservation import conservation
+from aiops.testing.simulation.scenarios.silence import silence
 from aiops.testing.simulation.scenarios.survival import survival
 from aiops.testing.simulation.seal import sealed
 
@@ -21,6 +22,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     "conservation": conservation,
     "agreement": agreement,
     "survival": survival,
+    "silence": silence,
 }
 
 
