@@ -116,16 +116,19 @@ class Questions:
 
     def _read_instead(self, part: Part, epoch: int) -> None:
         """Ask only for the values: a push_pull has been applied and its answer was lost."""
-        if part.flags & _KEY_LIST:
-            return  # the keys are in its payload: sent again, it is recognised
+        begin, end, flags = part.begin, part.end, 0
+        if part.keys:
+            begin, end, flags = 0, 0, _KEY_LIST
         pull = Pull(
             request_id=part.request_id,
             epoch=epoch,
             table=part.table,
             session=self.session,
-            begin=part.begin,
-            end=part.end,
+            begin=begin,
+            end=end,
             ranges=part.ranges,
+            keys=part.keys,
+            flags=flags,
         )
         part.header, part.payload = encode(pull)
 
