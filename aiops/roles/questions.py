@@ -116,6 +116,8 @@ class Questions:
 
     def _read_instead(self, part: Part, epoch: int) -> None:
         """Ask only for the values: a push_pull has been applied and its answer was lost."""
+        if part.codec or part.taker is not None:
+            return  # how the answer is to travel is part of the request: it goes again as it is
         begin, end, flags = part.begin, part.end, 0
         if part.keys:
             begin, end, flags = 0, 0, _KEY_LIST
