@@ -13,7 +13,7 @@ from aiops.roles.answers import meaning
 from aiops.roles.operations import Part
 from aiops_protocol.codec import encode
 from aiops_protocol.errors import ErrorCode
-from aiops_protocol.frames import Ack, Flag, Kind, Known, Pull, Query, Reject, Reply
+from aiops_protocol.frames import Ack, Kind, Known, Pull, Query, Reject, Reply
 from aiops_protocol.limits import QUERY_ENTRIES_MAX
 from aiops_protocol.payload import Buffer
 from aiops_protocol.queries import OWN_CONNECTION, UNKNOWN, WAITS, ask, told
@@ -25,8 +25,6 @@ QUERY_IDS: Final = 1 << 63
 
 READING: Final = frozenset({Kind.PULL, Kind.PUSH_PULL})
 """Requests that a VALUE answers; an ACK answers the others."""
-
-_KEY_LIST: Final = int(Flag.KEY_LIST)
 
 
 class Questions:
@@ -116,21 +114,16 @@ class Questions:
 
     def _read_instead(self, part: Part, epoch: int) -> None:
         """Ask only for the values: a push_pull has been applied and its answer was lost."""
-        if part.codec or part.taker is not None:
-            return  # how the answer is to travel is part of the request: it goes again as it is
-        begin, end, flags = part.begin, part.end, 0
-        if part.keys:
-            begin, end, flags = 0, 0, _KEY_LIST
+        if part.keys or part.codec or part.taker is not None:
+            return  # it goes again as it is, and is recognised
         pull = Pull(
             request_id=part.request_id,
             epoch=epoch,
             table=part.table,
             session=self.session,
-            begin=begin,
-            end=end,
+            begin=part.begin,
+            end=part.end,
             ranges=part.ranges,
-            keys=part.keys,
-            flags=flags,
         )
         part.header, part.payload = encode(pull)
 
