@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from aiops import blocking, collective, compression, errors, init, optim
 from aiops.connecting import connect
-from aiops.consistency import ASP, BSP, SSP
+from aiops.consistency import ASP, BSP, SSP, Quorum
 from aiops.local_cluster import LocalCluster
 from aiops.local_copy import LocalCopy
 from aiops.local_sgd import LocalSGD
@@ -32,6 +32,7 @@ __all__ = [
     "LocalCopy",
     "LocalSGD",
     "PushResult",
+    "Quorum",
     "Ring",
     "Scheduler",
     "Server",

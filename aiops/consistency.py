@@ -7,11 +7,14 @@ from typing import ClassVar, Final, Literal, TypeAlias, get_args
 
 from aiops.errors import ConfigError
 
-__all__ = ["ASP", "BSP", "SSP", "Consistency", "consistency_from"]
+__all__ = ["ASP", "BSP", "SSP", "Consistency", "Quorum", "consistency_from"]
 
 Reduce = Literal["mean", "sum", "median", "trimmed_mean", "majority_sign"]
 
 Settings: TypeAlias = dict[str, float | int | bool | str | None]
+
+GRACE_S_MAX: Final = 3600.0
+"""An hour: who waits longer for the late ones wants BSP."""
 
 STALENESS_MAX: Final = 1_000_000
 """More clocks than this apart is no bound: `ASP` says so plainly."""
@@ -31,22 +34,33 @@ class BSP:
     trim
         With `"trimmed_mean"`: so many of the lowest and so many of the highest are left out of
         each element. There must be more than twice as many workers.
+    drop_slowest
+        A round closes when all but so many have sealed it; what the slowest push to it is dropped,
+        and they go on with the newest version. Then a pull gets the version of this worker's
+        clock or a later one, and timing decides who is in which round.
     """
 
     mode: ClassVar[str] = "bsp"
     reduce: Reduce = "mean"
     trim: int | None = None
+    drop_slowest: int = 0
 
     def __post_init__(self) -> None:
         _check_reduce("BSP", self.reduce, self.trim)
+        _check_whole("BSP", "drop_slowest", self.drop_slowest, 0, "workers")
 
     def settings(self) -> Settings:
         """Return what travels to the servers."""
-        return _reduce_settings(self.reduce, self.trim)
+        dropped = {"drop_slowest": self.drop_slowest} if self.drop_slowest else {}
+        return _reduce_settings(self.reduce, self.trim) | dropped
 
     def check_workers(self, workers: int) -> None:
         """Raise `ConfigError` if so many workers are too few."""
-        _check_trim("BSP", self.trim, workers)
+        _check_trim("BSP", self.trim, workers - self.drop_slowest if workers else 0)
+        if 0 < workers <= self.drop_slowest:
+            raise ConfigError(
+                f"BSP: drop_slowest={self.drop_slowest} of {workers} workers leaves nobody"
+            )
 
 
 def _check_reduce(mode: str, reduce: object, trim: object) -> None:
@@ -130,11 +144,83 @@ class SSP:
         """Any number will do."""
 
 
-Consistency = BSP | ASP | SSP
+Late = Literal["drop", "next"]
+
+
+@dataclass(frozen=True, slots=True)
+class Quorum:
+    """Rounds as in BSP, which close without those who are late.
+
+    A round closes when everybody has sealed it, or when `minimum` workers have contributed and
+    `grace_s` more seconds have passed; where fewer than `minimum` are left, when all of them have.
+    Whoever was late goes on with the newest version. A pull gets the version of this worker's clock
+    or a later one; timing decides who is in which round, and given that, the bits do not depend on
+    the number of servers [1]_.
+
+    Parameters
+    ----------
+    minimum
+        So many contributions are enough.
+    grace_s
+        How long the others are waited for then. `None`: learned, the 95th percentile of how late
+        the last contributions were, at most 10 s.
+    late
+        What becomes of a contribution whose round has closed: `"drop"`, or `"next"`: it counts in
+        the next round to close, with its own weight.
+    reduce, trim
+        As for `BSP`.
+
+    References
+    ----------
+    .. [1] A. Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language
+       Models", 2023, which drops contributions; backup workers are from J. Chen et al.,
+       "Revisiting Distributed Synchronous SGD", 2016.
+    """
+
+    mode: ClassVar[str] = "quorum"
+    minimum: int
+    grace_s: float | None = None
+    late: Late = "drop"
+    reduce: Reduce = "mean"
+    trim: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_reduce("Quorum", self.reduce, self.trim)
+        _check_whole("Quorum", "minimum", self.minimum, 1, "workers")
+        grace_s: object = self.grace_s
+        if grace_s is not None and not _is_seconds(grace_s):
+            raise ConfigError(
+                f"Quorum: grace_s is {grace_s!r}; it must be seconds from 0 to {GRACE_S_MAX:g}, or "
+                "None to learn it"
+            )
+        if self.late not in get_args(Late):
+            raise ConfigError(f'Quorum: late is {self.late!r}; it must be "drop" or "next"')
+
+    def settings(self) -> Settings:
+        """Return what travels to the servers."""
+        grace_s = None if self.grace_s is None else float(self.grace_s)
+        own: Settings = {"minimum": self.minimum, "grace_s": grace_s, "late": self.late}
+        return own | _reduce_settings(self.reduce, self.trim)
+
+    def check_workers(self, workers: int) -> None:
+        """Raise `ConfigError` if so many workers are too few."""
+        if 0 < workers < self.minimum:
+            raise ConfigError(
+                f"Quorum: minimum={self.minimum} of {workers} workers can never be reached"
+            )
+        _check_trim("Quorum", self.trim, self.minimum if workers else 0)
+
+
+def _is_seconds(value: object) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and 0 <= value <= GRACE_S_MAX  # type: ignore[operator]  # a number, as seen
+
+
+Consistency = BSP | ASP | SSP | Quorum
 
 
 def consistency_from(text: str) -> Consistency:
-    """Return the mode that a short text names: `bsp`, `asp`, or `ssp:3`.
+    """Return the mode that a short text names: `bsp`, `asp`, `ssp:3` or `quorum:3`.
 
     Raises
     ------
@@ -150,4 +236,8 @@ def consistency_from(text: str) -> Consistency:
             return ASP()
         case "ssp" if number is not None:
             return SSP(staleness=number)
-    raise ConfigError(f"consistency is {text!r}; it must be bsp, asp, or ssp:N such as ssp:3")
+        case "quorum" if number is not None:
+            return Quorum(minimum=number)
+    raise ConfigError(
+        f"consistency is {text!r}; it must be bsp, asp, ssp:N such as ssp:3, or quorum:N"
+    )

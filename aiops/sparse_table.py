@@ -207,8 +207,9 @@ class SparseTable:
         operation = core.writes.cut(kind, rows.reshape(-1), chosen.choice, timeout_s, verb=verb)
         if kind is Push:
             core.place.contribute()
+        clock = core.place.clock
         await core.writes.perform(operation)
-        return push_result(core, operation)
+        return push_result(core, operation, clock)
 
     def close(self) -> None:
         """Let go of what runs in the background; called when the worker closes."""

@@ -36,19 +36,27 @@ PUSH_SOON_MAX: Final = 64
 class PushResult(NamedTuple):
     """What became of a push.
 
-    `status` is `"applied"`: in ASP it is in the values that any later pull sees, in BSP it
-    is recorded in the round and will be in the next version, once and only once. `version`
-    is the version of the table when the push was acknowledged.
+    `status` is `"applied"`: in ASP and SSP it is in the values that any later pull sees, in BSP
+    it is recorded in the round and will be in the next version, once and only once. Where rounds
+    close without those who are late it is `"late"` if the round had closed and the push counts in
+    the next one, and `"dropped"` if it counts in none. `version` is the version of the table when
+    the push was acknowledged.
     """
 
     status: str
     version: int
 
 
-def push_result(core: TableCore, operation: Operation) -> PushResult:
-    """Return what became of an operation that has ended well."""
+def push_result(core: TableCore, operation: Operation, clock: int) -> PushResult:
+    """Return what became of an operation of this clock that has ended well."""
     versions = operation.versions.values()
-    return PushResult("applied", max(versions, default=0) if core.has_rounds else sum(versions))
+    if not core.has_rounds:
+        return PushResult("applied", sum(versions))
+    version = max(versions, default=0)
+    if not core.has_lead or version <= clock:
+        return PushResult("applied", version)
+    core.place.see((version,))
+    return PushResult("late" if core.keeps_late else "dropped", version)
 
 
 class Table:
@@ -293,8 +301,9 @@ class Table:
         operation = core.writes.plan(kind, array, rows, timeout_s, verb=verb)
         if kind is Push:
             core.place.contribute()
+        clock = core.place.clock
         await core.writes.perform(operation)
-        return push_result(core, operation)
+        return push_result(core, operation, clock)
 
     def push_soon(
         self, gradient: Float32Array, *, weight: float | None = None
@@ -321,6 +330,7 @@ class Table:
         operation = core.writes.plan(Push, gradient, None, None, verb="push_soon", copied=True)
         operation.verb = "push"
         core.place.contribute()
+        clock = core.place.clock
         result: asyncio.Future[PushResult] = asyncio.get_running_loop().create_future()
 
         def ended(started: asyncio.Future[None]) -> None:
@@ -328,7 +338,7 @@ class Table:
             if result.done():
                 return
             if error is None:
-                result.set_result(push_result(core, operation))
+                result.set_result(push_result(core, operation, clock))
             else:
                 result.set_exception(error)
                 result.exception()  # seen: `flush` raises it too

@@ -6,12 +6,12 @@ what is written (`table_writes`). What users call is in `table`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aiops.compression import codec_from
 from aiops.compression.compressor import Compressor
 from aiops.layout import Choice, Layout
-from aiops.roles.rules import CLOCKED, ROUNDS
+from aiops.roles.rules import CLOCKED, ROUNDS, has_lead
 from aiops.table_reads import Reads
 from aiops.table_replica import PulledReplica
 from aiops.table_rounds import Place
@@ -38,11 +38,15 @@ class TableCore:
     title
         For messages: `table w`.
     has_rounds
-        Whether its version rises by rounds (BSP).
+        Whether its version rises by rounds (BSP, Quorum).
     takes_weights
         Whether one contribution to a round may count more than another.
+    has_lead
+        Whether its rounds close without those who are late, as its first shard decides.
+    keeps_late
+        Whether what comes late counts in the next round.
     is_clocked
-        Whether others wait for this worker's clock there (BSP, SSP).
+        Whether others wait for this worker's clock there (all but ASP).
     servers
         Ranks of the servers, one for each shard.
     compressor
@@ -65,6 +69,8 @@ class TableCore:
         self.has_rounds = spec.consistency in ROUNDS
         reduce = spec.consistency_settings.get("reduce")
         self.takes_weights = self.has_rounds and reduce == "mean"
+        self.has_lead = has_lead(spec)
+        self.keeps_late = spec.consistency_settings.get("late") == "next"
         self.is_clocked = spec.consistency in CLOCKED
         self.allow_nonfinite = spec.allow_nonfinite
         self.outboxes = [Outbox() for _ in opened.parts]
@@ -85,6 +91,10 @@ class TableCore:
         if choice.shape == self.shape:
             return self.title
         return f"{self.title} ({choice.shape[0]} rows)"
+
+    def stats(self) -> dict[str, Any]:
+        """Return what is counted of this table."""
+        return {"late": self.place.late} if self.has_lead else {}
 
     def close(self) -> None:
         """Let go of what runs in the background."""

@@ -53,8 +53,8 @@ class Reads:
     ) -> tuple[Float32Array, int]:
         """Pull rows of the version of this clock, all of one version where there are rounds.
 
-        A worker outside of the rounds may find shards at different versions while a round
-        closes; the older ones are then asked for the newest that was seen.
+        A worker outside of the rounds, or one that is late, may find shards at different versions
+        while a round closes; the older ones are then asked for the newest that was seen.
         """
         table = self._table
         table.worker.check()
@@ -82,14 +82,14 @@ class Reads:
         versions = await self.ask(
             choice.pieces, memory, table.place.wanted, timeout_s, verb, choice
         )
-        if len(versions) == 1:
-            return versions.popitem()[1]
         if not table.has_rounds:
             return sum(versions.values())
         newest = max(versions.values(), default=0)
         while stale := [piece for piece in choice.pieces if versions[piece.shard] < newest]:
             versions |= await self.ask(stale, memory, newest, timeout_s, verb, choice)
             newest = max(versions.values())
+        if verb != "prefetch":
+            table.place.see((newest,))
         return newest
 
     async def ask(
@@ -182,6 +182,7 @@ class Reads:
             # The prefetch has no deadline of its own, so a call that has one cannot wait for it.
             if self._is_good(ahead) and (timeout_s is None or ahead.task.done()):
                 values, version = await ahead.task
+                self._table.place.see((version,))
                 if out is None:
                     return values, version
                 out[...] = values

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from aiops.checks import check_weight
@@ -38,6 +39,8 @@ class Place:
         The round that a push belongs to now; 0 without rounds.
     sealed_early
         `push_pull` has sealed the open clock already.
+    late
+        Contributions that came after their round had closed without them.
     """
 
     def __init__(self, table: TableCore, first: int, *, takes_part: bool) -> None:
@@ -45,9 +48,12 @@ class Place:
         self._takes_part = takes_part
         self.clock = first if takes_part else 0
         self.sealed_early = False
+        self.late = 0
         self._contributed = False  # something was pushed in the open clock
         self._weight: float | None = None  # how much that counts, if it was said
         self._seals: deque[asyncio.Future[None]] = deque()
+        self._jumps = takes_part and table.has_lead
+        self._newest = first  # version that was seen
 
     @property
     def wanted(self) -> int:
@@ -81,6 +87,16 @@ class Place:
             )
         self._weight = weight
 
+    def see(self, versions: Iterable[int]) -> None:
+        """Note versions in answers; where rounds do not wait for the late ones, catch up.
+
+        What was left out is lost time: the next contribution is one to the newest round.
+        """
+        if self._jumps:
+            self._newest = max((self._newest, *versions))
+            if not self._contributed:
+                self.clock = max(self.clock, self._newest)
+
     async def ready_to_seal(self) -> None:
         """Wait until there is room for one more seal; raise the error of one that failed.
 
@@ -99,6 +115,7 @@ class Place:
         else:
             self._send(_CONTRIBUTED if self._contributed else 0)
             self.clock += 1
+            self.see(())
 
     def seal_early(self) -> None:
         """Seal the open clock before the worker's tick."""
@@ -113,7 +130,7 @@ class Place:
             self._send(_CONTRIBUTED)
             self.clock += 1
         self._send(_FINAL)
-        self._takes_part = self.sealed_early = False
+        self._takes_part = self.sealed_early = self._jumps = False
         self.clock = 0
 
     def _send(self, flags: int) -> None:
@@ -136,9 +153,18 @@ class Place:
             )
         future = table.customer.start(operation, table.servers)
         future.add_done_callback(_seen)
+        if self._jumps and flags & _CONTRIBUTED:
+            clock, versions = self.clock, operation.versions
+            future.add_done_callback(lambda _: self._judge(clock, versions))
         self._seals.append(future)
         self._contributed = False
         self._weight = None
+
+    def _judge(self, clock: int, versions: dict[int, int]) -> None:
+        """Count a contribution that came too late, and catch up."""
+        lead = versions.get(0, 0)  # of the first shard, which decides
+        self.late += lead > clock
+        self.see(versions.values())
 
     async def settled(self) -> None:
         """Wait until every seal is acknowledged. Cancelling is harmless; call it again."""

@@ -114,7 +114,7 @@ class Worker(WorkerIdentity):
         optimizer
             What a push does; `SGD(lr=0.01)` if not given.
         consistency
-            `BSP()` (if not given), `SSP(staleness=3)` or `ASP()`.
+            `BSP()` (if not given), `SSP(staleness=3)`, `Quorum(minimum=3)` or `ASP()`.
         allow_nonfinite
             Let NaN and infinity pass.
         compression
@@ -404,12 +404,17 @@ class Worker(WorkerIdentity):
         return self._reports.span(name, step)
 
     def stats(self) -> dict[str, Any]:
-        """Return latencies of calls, bytes by cause and by server, and compression by table.
+        """Return latencies, bytes by cause and by server, compression, and what tables count.
 
         Of compression: the codec, how many pushes, the bytes that were given and the bytes that
-        they became (without frames), and the norm of what is held back.
+        they became (without frames), and the norm of what is held back. Of a table: `late`,
+        contributions that came after their round had closed.
         """
-        return {**self._reports.stats(), "compression": self._tables.compression()}
+        return {
+            **self._reports.stats(),
+            "compression": self._tables.compression(),
+            "tables": self._tables.stats(),
+        }
 
     # --- what only this worker has ---
 

@@ -49,6 +49,10 @@ class Tables:
         """Every open table."""
         return list(self._open.values())
 
+    def stats(self) -> dict[str, dict[str, Any]]:
+        """Return what each open table counts."""
+        return {table.name: table.core.stats() for table in self.all}
+
     async def open(
         self, name: str, spec: TableSpec | None, values: Float32Array | None, timeout_s: float
     ) -> AnyTable:
@@ -246,7 +250,8 @@ def _check_rules(what: str, optimizer: object, consistency: object) -> None:
         )
     if not isinstance(consistency, Consistency):
         raise ConfigError(
-            f"{what}: consistency is {consistency!r}; pass BSP(), SSP(staleness=3) or ASP()"
+            f"{what}: consistency is {consistency!r}; pass BSP(), SSP(staleness=3), "
+            "Quorum(minimum=3) or ASP()"
         )
 
 

@@ -14,7 +14,7 @@ from aiops.errors import ConfigError
 from aiops.roles.actions import Action, Tell
 from aiops.roles.losses import told_of
 from aiops.roles.rounds import NOTHING_SEALED
-from aiops.roles.rules import CLOCKED, part_unit
+from aiops.roles.rules import CLOCKED, has_lead, part_unit
 from aiops.roles.table_entry import (
     Applicant,
     Hold,
@@ -30,6 +30,7 @@ from aiops_protocol.control import (
     DeathVerdict,
     DropShard,
     OpenShard,
+    RoundDecided,
     RoundHeld,
     RoundHold,
     RoundRelease,
@@ -123,11 +124,17 @@ class Catalogue:
         return [
             Tell(
                 OpenShard(
-                    table=table, spec=spec, begin=part.begin, end=part.end, workers=sorted(workers)
+                    table=table,
+                    spec=spec,
+                    begin=part.begin,
+                    end=part.end,
+                    workers=sorted(workers),
+                    part=number,
+                    parts=len(entry.parts),
                 ),
                 servers[part.server],
             )
-            for part in entry.parts
+            for number, part in enumerate(entry.parts)
         ]
 
     def shard_ready(self, server: int, message: ShardReady, servers: Peers) -> list[Action]:
@@ -200,10 +207,12 @@ class Catalogue:
         if entry is None or hold is None:
             return []
         hold.answers[server] = message
-        answers = hold.answers.values()
+        answers = list(hold.answers.values())
         if len(answers) < len(entry.parts):
             return []
         del entry.holds[message.worker]
+        if has_lead(entry.spec):
+            answers = [hold.answers[entry.parts[0].server]]  # the others come after it
         newest = max(answer.version for answer in answers)
         idle = all(answer.idle and answer.version == newest for answer in answers)
         # Others may just be closing the round after the newest version, so the one after that
@@ -215,6 +224,13 @@ class Catalogue:
             *entry.tell_servers(release, servers),
             *(entry.tell_opened(w, first, initialise=hold.initialise) for w in hold.waiters),
         ]
+
+    def decided(self, server: int, message: RoundDecided, servers: Peers) -> list[Action]:
+        """Pass the lead's decision on a round on to the other servers of the table."""
+        entry = self._by_id.get(message.table)
+        if entry is None or entry.parts[0].server != server:
+            return []
+        return [Tell(message, servers[part.server]) for part in entry.parts[1:]]
 
     # --- leaving ---
 

@@ -6,6 +6,7 @@ the same `Shard`.
     AspRule    a push takes effect at once; a pull never waits
     BspRule    pushes of a round take effect together when all who take part have sealed it
     SspRule    a push takes effect at once, but nobody runs far ahead (`bounded.py`)
+    QuorumRule as BspRule, and rounds close without those who are late (`quorum_rule.py`)
 
 A rule answers a mutation with an `ErrorCode`, or with `PARK`: not yet, keep it and try again
 when the version has risen. Exactly-once, parking and answers are `served_table.py`.
@@ -20,6 +21,7 @@ from typing import Final
 from aiops.contribution import ASSIGNMENT_BYTES, CONTRIBUTION_BYTES
 from aiops.reduction import Reduction
 from aiops.roles.memory import Budget
+from aiops.roles.quorum import Share
 from aiops.roles.rounds import Mark, Rounds
 from aiops.roles.shards import (
     AnyAssignment,
@@ -56,6 +58,12 @@ class Rule(ABC):
 
     The methods about workers that come and go do nothing where nobody waits for anybody.
     """
+
+    has_rounds = False
+    """Whether the version rises by rounds, in which all pushes take effect together."""
+
+    now = 0.0
+    """The caller's clock, set before it seals, closes or orders."""
 
     def __init__(self, shard: AnyShard) -> None:
         self.shard = shard
@@ -112,6 +120,24 @@ class Rule(ABC):
     def close(self) -> list[int] | None:
         """Close it, if `closable`; return the contributors if it was a round."""
         raise AssertionError(f"{type(self).__name__} has no rounds")
+
+    @property
+    def deadline(self) -> float | None:
+        """When to look again whether something can be closed, though nothing happens."""
+        return None
+
+    @property
+    def late(self) -> dict[int, int]:
+        """By rank, contributions that came after their round had closed."""
+        return {}
+
+    def decision(self) -> list[Share] | None:
+        """Return what other shards must be told of the round that was just closed."""
+        return None
+
+    def decided(self, version: int, shares: list[Share]) -> None:
+        """Take the decision of the lead shard on a round."""
+        raise AssertionError(f"{type(self).__name__} decides by itself")
 
     def hold(self, rank: int) -> tuple[int, bool]:
         """Prepare for a worker to enter; return the version, and whether nobody takes part."""
@@ -172,6 +198,8 @@ class BspRule(Rule):
     budget
         Pays for the places of those who come later, and for assignments.
     """
+
+    has_rounds = True
 
     def __init__(
         self, shard: AnyShard, reduction: Reduction, workers: list[int], budget: Budget

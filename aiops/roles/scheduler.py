@@ -26,6 +26,7 @@ from aiops_protocol.control import (
     LossReport,
     NodeReport,
     Refused,
+    RoundDecided,
     RoundHeld,
     ShardReady,
     StatusReply,
@@ -95,6 +96,8 @@ class SchedulerCore(Job):
                 return self.catalogue.shard_ready(node.rank, message, self._server_peers())
             case RoundHeld():
                 return self.catalogue.held(node.rank, message, self._server_peers())
+            case RoundDecided():
+                return self.catalogue.decided(node.rank, message, self._server_peers())
             case LossReport():
                 self._losses.report(node.rank, message)
                 return self._settle_losses(now)

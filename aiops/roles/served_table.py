@@ -15,16 +15,17 @@ import msgspec
 import numpy as np
 
 from aiops.optim.guard import OptimizerMistake
-from aiops.roles.actions import Action, Note, RoundClosed, Send
+from aiops.roles.actions import Action, Note, RoundClosed, Send, Tell
 from aiops.roles.answers import acknowledge, notice, refuse, value
-from aiops.roles.consistency import PARK, BspRule, Outcome, Rule
+from aiops.roles.consistency import PARK, Outcome, Rule
 from aiops.roles.parking import NOTICE_S, Parking, Session, Waiting, owned
 from aiops.roles.payloads import decoded
 from aiops.roles.public_replica import PublicReplica
+from aiops.roles.quorum import Share
 from aiops.roles.rounds import Mark
 from aiops.roles.shards import Where
 from aiops.sparse import NoRoom
-from aiops_protocol.control import TableSpec
+from aiops_protocol.control import RoundDecided, TableSpec
 from aiops_protocol.delivery import Inbox, Verdict
 from aiops_protocol.errors import ErrorCode, MalformedFrame
 from aiops_protocol.frames import AckLevel, Assign, Flag, Pull, PushPull, Request, Seal
@@ -73,6 +74,8 @@ class ServedTable:
         Who is at which connection; the server's own, only read here.
     initialised
         Whether the values are there already; otherwise a worker brings them.
+    alone
+        Whether there is no other part of the table.
 
     Attributes
     ----------
@@ -87,6 +90,7 @@ class ServedTable:
         "_initialiser",
         "_nonfinite",
         "_to_initialise",
+        "alone",
         "begin",
         "broken",
         "end",
@@ -110,8 +114,10 @@ class ServedTable:
         *,
         initialised: bool,
         epoch: int,
+        alone: bool = True,
     ) -> None:
         self.table_id = table_id
+        self.alone = alone
         self.name = spec.name
         self.sparse = spec.layout != "dense"
         self.rule = rule
@@ -182,6 +188,8 @@ class ServedTable:
                 return [self._refuse(peer, request, ErrorCode.OUT_OF_WINDOW, text)]
             inbox = self.inboxes[session] = Inbox(caller.incarnation)
             self.parked.forget(session)
+        if type(request) is Seal:
+            self.rule.now = now
         verdict = inbox.judge(caller.incarnation, request.seq, request.answered_below)
         if verdict is Verdict.APPLY:
             outcome: Outcome = PARK
@@ -238,7 +246,7 @@ class ServedTable:
                 return ErrorCode.NOT_FINITE, ""
             if flags & _INITIAL:
                 return self._initialise(caller, where, values), ""
-            if type(request) is PushPull and isinstance(self.rule, BspRule):
+            if type(request) is PushPull and self.rule.has_rounds:
                 text = "in a table with rounds, push_pull travels as push, seal and pull"
                 return ErrorCode.INVALID_SETTING, text
             try:
@@ -320,6 +328,12 @@ class ServedTable:
                         self.replica.closed()
             except Exception as error:
                 return [*actions, *self._break(error)]
+            shares = self.rule.decision()
+            if shares is not None and not self.alone:
+                told = [(share.rank, share.round, share.weight) for share in shares]
+                version = self.rule.version - 1
+                decided = RoundDecided(table=self.table_id, version=version, shares=told)
+                actions.append(Tell(decided))
             if pushed is not None:
                 actions.append(RoundClosed(self.table_id, self.rule.version, len(pushed)))
             actions += self._awaken()
@@ -402,6 +416,11 @@ class ServedTable:
         """Let a worker take part from this round on; its first requests may be here already."""
         self.rule.admit(rank, from_version)
         return [*self._unpark(), *self.advance()]
+
+    def decided(self, version: int, shares: list[Share]) -> list[Action]:
+        """Close a round as the lead shard has decided."""
+        self.rule.decided(version, shares)
+        return self.advance()
 
     def settle(self, rank: int, verdict: Mark) -> list[Action]:
         """Apply what all shards together know of a worker that is gone."""

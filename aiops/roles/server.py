@@ -24,6 +24,7 @@ from aiops.roles.inquiries import answer
 from aiops.roles.key_lists import KeyCache
 from aiops.roles.losses import marks_of, told_of
 from aiops.roles.memory import Budget, shard_bytes
+from aiops.roles.quorum import Share
 from aiops.roles.rounds import NOTHING_SEALED, Mark
 from aiops.roles.rules import ROUNDS, check_consistency, places, rule_for
 from aiops.roles.served_table import Caller, ServedTable
@@ -39,6 +40,7 @@ from aiops_protocol.control import (
     DropShard,
     LossReport,
     OpenShard,
+    RoundDecided,
     RoundHeld,
     RoundHold,
     RoundRelease,
@@ -199,12 +201,26 @@ class ServerCore:
 
     def tick(self, now: float) -> list[Action]:
         """Tell everyone who waits for whom; to be called a few times a second."""
-        return [notice for table in self.tables.values() for notice in table.notices(now)]
+        actions: list[Action] = []
+        for table in self.tables.values():
+            deadline = table.rule.deadline
+            if deadline is not None and deadline <= now:
+                table.rule.now = now
+                actions += table.advance()
+            actions += table.notices(now)
+        return actions
+
+    def next_deadline(self) -> float | None:
+        """When a round closes without those who are late: `tick` should be called then."""
+        deadlines = [table.rule.deadline for table in self.tables.values()]
+        return min((at for at in deadlines if at is not None), default=None)
 
     # --- orders of the scheduler ---
 
     def order(self, message: ControlMessage, now: float) -> list[Action]:
         """Handle a message of the scheduler."""
+        for table in self.tables.values():
+            table.rule.now = now
         match message:
             case ClusterState():
                 return self._see(message)
@@ -216,6 +232,12 @@ class ServerCore:
                 return self._hold(table_id, worker)
             case RoundRelease(table=table_id, worker=worker, from_version=version):
                 return self._admit(table_id, worker, version)
+            case RoundDecided(table=table_id):
+                decided = self.tables.get(table_id)
+                if decided is None:
+                    return []
+                shares = [Share(*share) for share in message.shares]
+                return decided.decided(message.version, shares)
             case DeathQuery(worker=worker, incarnation=incarnation):
                 return self._lose(worker, incarnation)
             case DeathVerdict():
@@ -315,10 +337,16 @@ class ServerCore:
                 else initializer.fill(order.begin, order.end)
             )
             shard = Shard(order.begin, order.end, optimizer, values, finite=finite)
-        rule = rule_for(spec, shard, list(order.workers), self._budget)
+        rule = rule_for(spec, shard, list(order.workers), self._budget, leads=order.part == 0)
         self._reserved[order.table] = needed
         self.tables[order.table] = ServedTable(
-            order.table, spec, rule, self._callers, initialised=not given, epoch=self.epoch
+            order.table,
+            spec,
+            rule,
+            self._callers,
+            initialised=not given,
+            epoch=self.epoch,
+            alone=order.parts == 1,
         )
         fields: dict[str, object] = {"table": spec.name, "begin": order.begin, "end": order.end}
         return [Tell(ShardReady(table=order.table)), Note("shard_opened", fields)]

@@ -107,6 +107,8 @@ class Server:
         self._joining: asyncio.Future[Joined] | None = None
         self._ended: asyncio.Future[Ended] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._closer: asyncio.TimerHandle | None = None  # for the round whose end is due next
+        self._deadline: float | None = None
         self._report_at = 0.0
         self.meter = ServerMeter()
         self._emptied = asyncio.Event()
@@ -273,11 +275,13 @@ class Server:
                 return self._core.query(link.number, frame, self._received(link))
             self._answers.take_back()
         now = asyncio.get_running_loop().time()
-        if not self.meter.traces or frame.kind is not Kind.SEAL:
+        if frame.kind is not Kind.SEAL:
             return self._core.request(link.number, frame, now)
-        started = time.monotonic_ns()
+        started = time.monotonic_ns() if self.meter.traces else 0
         actions = self._core.request(link.number, frame, now)
-        self._trace_round(actions, started)
+        self._arm()
+        if self.meter.traces:
+            self._trace_round(actions, started)
         return actions
 
     def _received(self, link: Link) -> dict[int, int]:
@@ -307,6 +311,7 @@ class Server:
         else:
             self._answers.take_back()
             self._perform(self._core.order(message, asyncio.get_running_loop().time()))
+            self._arm()
 
     def link_pinged(self, link: Link) -> None:
         """Nothing to do: the link answers."""
@@ -382,10 +387,32 @@ class Server:
     def _tick(self) -> None:
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(TICK_S, self._tick)
+        self._answers.take_back()
         self._perform(self._core.tick(loop.time()))
+        self._arm()
         if loop.time() >= self._report_at:
             self._report_at = loop.time() + self._known.report_period_s
             self._report()
+
+    def _arm(self) -> None:
+        """See to it that a round that does not wait for the late ones closes in time."""
+        deadline = self._core.next_deadline()
+        if deadline == self._deadline:
+            return
+        self._deadline = deadline
+        if self._closer is not None:
+            self._closer.cancel()
+            self._closer = None
+        if deadline is not None:
+            self._closer = asyncio.get_running_loop().call_at(deadline, self._close_rounds)
+
+    def _close_rounds(self) -> None:
+        self._deadline = self._closer = None
+        # Timers may come a little early: the clock of the loop has steps.
+        now = max(asyncio.get_running_loop().time(), self._core.next_deadline() or 0.0)
+        self._answers.take_back()
+        self._perform(self._core.tick(now))
+        self._arm()
 
     def _report(self, *, last: bool = False) -> None:
         if not self._control.speaking and not last:
@@ -419,8 +446,9 @@ class Server:
         if self._listener is None:
             return
         listener, self._listener = self._listener, None
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._closer):
+            if timer is not None:
+                timer.cancel()
         if self._ended is not None and not self._ended.done():
             self._core.ended = Ended(True, reason)
             self._ended.set_result(self._core.ended)

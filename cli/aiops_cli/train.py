@@ -51,7 +51,8 @@ SETTINGS = (
         metavar="MODE",
         default="bsp",
         show_default=True,
-        help="bsp: all workers step together; asp: nobody waits; ssp:3: at most 3 steps ahead.",
+        help="bsp: all workers step together; asp: nobody waits; ssp:3: at most 3 steps ahead; "
+        "quorum:3: three are enough for a step.",
     ),
     option(
         "--sync",

@@ -41,6 +41,7 @@ from aiops_protocol.message import (
     Seconds,
     Settings,
     Shape,
+    Shares,
     Span,
     Spans,
     Text,
@@ -76,6 +77,7 @@ __all__ = [
     "NodeReport",
     "OpenShard",
     "Refused",
+    "RoundDecided",
     "RoundHeld",
     "RoundHold",
     "RoundRelease",
@@ -234,10 +236,11 @@ class AttachTable(Message, frozen=True, tag=True, kw_only=True):
     observer: bool = False
 
 
-class OpenShard(Message, frozen=True, tag=True, kw_only=True):
+class OpenShard(Message, frozen=True, tag=True, kw_only=True, omit_defaults=True):
     """Scheduler to a server: hold this part of a new table.
 
-    `workers` are the ranks that take part in its rounds from version 0 on.
+    `workers` are the ranks that take part in its rounds from version 0 on. Part 0 of so many
+    `parts` is the lead: where rounds close without late workers, it decides.
     """
 
     senders = SCHEDULER
@@ -247,6 +250,8 @@ class OpenShard(Message, frozen=True, tag=True, kw_only=True):
     begin: KeyMark
     end: KeyMark
     workers: Ranks
+    part: Count = 0
+    parts: Count = 1
 
 
 class ShardReady(Message, frozen=True, tag=True, kw_only=True):
@@ -327,6 +332,20 @@ class RoundRelease(Message, frozen=True, tag=True, kw_only=True):
     table: Count
     worker: Count
     from_version: Count
+
+
+class RoundDecided(Message, frozen=True, tag=True, kw_only=True):
+    """Lead server to scheduler, and that to the other servers: a round closes with these shares.
+
+    `version` is that before the close. A share is (worker, round of its contribution, weight);
+    with weight 0 the worker has pushed nothing, and what it has assigned takes effect.
+    """
+
+    senders = SERVER | SCHEDULER
+
+    table: Count
+    version: Count
+    shares: Shares
 
 
 class DeathQuery(Message, frozen=True, tag=True, kw_only=True):
@@ -472,6 +491,7 @@ ControlMessage: TypeAlias = (
     | RoundHold
     | RoundHeld
     | RoundRelease
+    | RoundDecided
     | DeathQuery
     | LossReport
     | DeathVerdict

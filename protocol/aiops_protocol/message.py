@@ -66,6 +66,11 @@ Weights: TypeAlias = Annotated[
 ]
 """Per table: weights of the contributions to the rounds that `Sealed` tells of, newest first."""
 
+Shares: TypeAlias = Annotated[
+    list[tuple[Count, Count, float]], Meta(max_length=WINDOW_MUTATIONS * WORKERS_MAX)
+]
+"""Of each contribution to a round: worker rank, the round that it was meant for, weight."""
+
 Span: TypeAlias = tuple[Key, int, int, int | None]
 """Name, start and duration in ns of the host's monotonic clock, step."""
 

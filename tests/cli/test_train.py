@@ -59,7 +59,7 @@ def test_the_report_for_machines_and_the_trace(houses: Path, tmp_path: Path) -> 
     assert {"server 0", "worker 0", "worker 1"} <= processes
 
 
-@pytest.mark.parametrize("mode", ["ssp:2"])
+@pytest.mark.parametrize("mode", ["ssp:2", "quorum:2"])
 def test_modes_with_a_number(houses: Path, mode: str) -> None:
     data = ("train", "linear", "--data", str(houses), "--target", "price")
     ended = aiops(*data, *QUICK, "--workers", "3", "--consistency", mode, "--json")

@@ -17,6 +17,8 @@ import msgspec
 
 from aiops.roles.actions import Action, Drop, Ended, Send, Tell
 from aiops.roles.consistency import BspRule
+from aiops.roles.quorum import Share
+from aiops.roles.quorum_rule import QuorumRule
 from aiops.roles.requests import Channel, Operation, Part
 from aiops.roles.scheduler import SchedulerCore
 from aiops.roles.server import ServerCore
@@ -81,6 +83,7 @@ class ServerNode:
         self.core = ServerCore(1 << 40)
         self.connections: dict[int, Connection] = {}
         self.rounds: dict[tuple[int, int], list[int]] = {}  # table, version: contributors
+        self.decisions: dict[int, list[list[Share]]] = {}  # table: by round
         self.assigned: dict[tuple[int, int], set[int]] = {}  # table, version: who assigned here
         self.up = cluster.queue(f"server {index} to scheduler", self._to_scheduler)
         self.down = cluster.queue(f"scheduler to server {index}", self._order)
@@ -144,6 +147,8 @@ class ServerNode:
         """Note the contributors of every round from now on, for each table that is new."""
         for number, table in self.core.tables.items():
             rule = table.rule
+            if isinstance(rule, QuorumRule) and "close" not in vars(rule):
+                self._watch_decisions(number, rule)
             if "close" in vars(rule) or not isinstance(rule, BspRule):
                 continue
 
@@ -155,6 +160,16 @@ class ServerNode:
                 return pushed
 
             rule.close = noted  # type: ignore[method-assign]
+
+    def _watch_decisions(self, number: int, rule: QuorumRule) -> None:
+        close = rule.close
+
+        def noted() -> list[int]:
+            pushed = close()
+            self.decisions.setdefault(number, []).append(list(rule._last))
+            return pushed
+
+        rule.close = noted  # type: ignore[method-assign]
 
 
 class WorkerNode:
@@ -401,6 +416,10 @@ class CoreCluster:
     def step(self) -> bool:
         """Do one thing; `False` when nothing is left to do."""
         self.now += 0.001
+        for server in self.servers:
+            due = server.core.next_deadline()
+            if due is not None and due <= self.now:
+                server.perform(server.core.tick(self.now))
         if self.cuts and self.rng.random() < self.cuts:
             self.cut()
         ready = [worker for worker in self.workers if not worker.over and worker.wait()]

@@ -19,7 +19,7 @@ from aiops_protocol.control import (
 )
 from aiops_protocol.delivery import Outbox
 from aiops_protocol.frames import Assign, Flag, Pull, Push, Request, Seal
-from aiops_protocol.payload import Float32Array, as_bytes
+from aiops_protocol.payload import Float32Array, as_bytes, weight_bytes
 from core_cluster import Wait, WorkerNode
 
 T = TypeVar("T")
@@ -36,12 +36,14 @@ def spec_of(
     reduce: str = "mean",
     staleness: int = 0,
     trim: int | None = None,
+    quorum: dict[str, Any] | None = None,
     init: str = "constant",
     layout: str = "dense",
 ) -> TableSpec:
     """The settings of a table."""
     given: dict[str, dict[str, Any]] = {
         "bsp": {"reduce": reduce} | ({} if trim is None else {"trim": trim}),
+        "quorum": {"reduce": reduce, "grace_s": 0.01, "late": "drop"} | (quorum or {}),
         "ssp": {"staleness": staleness},
     }
     return TableSpec(
@@ -105,14 +107,10 @@ class CoreTable:
         self.size = int(np.prod(reply.spec.shape))
         self.rounds = reply.spec.consistency != "asp"  # so it has clocks to seal
         self.first = reply.from_version
-        self.sealed = 0
+        self.clock = self.first if self.rounds else 0
         self.contributed = False
         self.segment = segment
         self.outboxes = [Outbox() for _ in self.parts]
-
-    @property
-    def clock(self) -> int:
-        return self.first + self.sealed if self.rounds else 0
 
     def _pieces(self, begin: int, end: int) -> list[tuple[int, int, int]]:
         pieces = []
@@ -164,9 +162,10 @@ class CoreTable:
         yield lambda: operation.done
         self.check(operation)
 
-    def seal(self, *, final: bool = False) -> Operation:
+    def seal(self, *, final: bool = False, weight: float = 1.0) -> Operation:
         """Seal the clock at every shard, without waiting."""
         flags = Flag.FINAL if final else Flag.CONTRIBUTED if self.contributed else Flag(0)
+        weighted = flags is Flag.CONTRIBUTED and weight != 1.0
         operation = self._operation("seal")
         for shard in range(len(self.parts)):
             Part(
@@ -175,13 +174,14 @@ class CoreTable:
                 self.table_id,
                 shard,
                 clock=self.clock,
-                flags=int(flags),
+                flags=int(flags | Flag.WEIGHT if weighted else flags),
+                payload=weight_bytes(weight) if weighted else b"",
                 outbox=self.outboxes[shard],
             )
         self._start(operation)
         self.contributed = False
         if not final:
-            self.sealed += 1
+            self.clock += 1
         return operation
 
     def pull(self, version: int | None = None) -> Steps[tuple[Float32Array, dict[int, int]]]:
@@ -193,10 +193,10 @@ class CoreTable:
         self.check(operation)
         return values, operation.versions
 
-    def pull_newest(self) -> Steps[tuple[Float32Array, int]]:
-        """Pull everything of one version, for a worker that is outside of the rounds."""
+    def pull_newest(self, wanted: int = 0) -> Steps[tuple[Float32Array, int]]:
+        """Pull everything of one version, for a worker that is outside of the rounds or late."""
         values = np.full(self.size, np.nan, np.float32)
-        versions = dict.fromkeys(range(len(self.parts)), 0)
+        versions = dict.fromkeys(range(len(self.parts)), wanted)
         stale = dict(versions)
         while stale:
             operation = self._ask(values, stale)
