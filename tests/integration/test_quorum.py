@@ -35,7 +35,7 @@ async def test_one_that_hangs_costs_the_grace_and_no_more(
     mode: Consistency, grace_s: float
 ) -> None:
     """The time of a round is at most the grace and 1.2 times that of the others."""
-    step_s, rounds = 0.05, 5
+    step_s, rounds = 0.15, 4
     done = asyncio.Event()
 
     async def train(worker: Worker) -> list[float]:
@@ -101,7 +101,7 @@ async def test_who_was_away_goes_on_with_the_newest(late: Late, servers: int) ->
     async with aiops.LocalCluster(servers=servers) as cluster:
         results = await cluster.run(train, workers=3)
     assert results[0] == ["applied"] * 4
-    assert results[2] == ["applied", "dropped" if late == "drop" else "late", "applied"]
+    assert results[2] == ["applied", "dropped" if late == "drop" else "late"]
 
 
 @pytest.mark.parametrize("mode", [Quorum(3, grace_s=60), BSP()], ids=["quorum", "bsp"])
