@@ -37,15 +37,12 @@ from aiops_protocol.message import (
     Port,
     Ranks,
     Rounds,
-    Sealed,
     Seconds,
     Settings,
     Shape,
-    Shares,
     Span,
     Spans,
     Text,
-    Weights,
     Word,
 )
 from aiops_protocol.ring_control import (
@@ -56,6 +53,15 @@ from aiops_protocol.ring_control import (
     RingMissing,
     RingVerdict,
     RingWanted,
+)
+from aiops_protocol.round_control import (
+    DeathQuery,
+    DeathVerdict,
+    LossReport,
+    RoundDecided,
+    RoundHeld,
+    RoundHold,
+    RoundRelease,
 )
 
 __all__ = [
@@ -296,85 +302,6 @@ class TableInitialised(Message, frozen=True, tag=True, kw_only=True):
     senders = WORKER
 
     table: Count
-
-
-# --- rounds: who takes part from when, agreed by all shards ---------------------------------
-
-
-class RoundHold(Message, frozen=True, tag=True, kw_only=True):
-    """Scheduler to servers: a worker wants to enter this table; close at most one more round."""
-
-    senders = SCHEDULER
-
-    table: Count
-    worker: Count
-
-
-class RoundHeld(Message, frozen=True, tag=True, kw_only=True):
-    """Server to scheduler: my part is at this version and closes at most one more round.
-
-    `idle`: nobody takes part in it at the moment, so no round will close by itself.
-    """
-
-    senders = SERVER
-
-    table: Count
-    worker: Count
-    version: Count
-    idle: bool = False
-
-
-class RoundRelease(Message, frozen=True, tag=True, kw_only=True):
-    """Scheduler to servers: the worker takes part from this round on."""
-
-    senders = SCHEDULER
-
-    table: Count
-    worker: Count
-    from_version: Count
-
-
-class RoundDecided(Message, frozen=True, tag=True, kw_only=True):
-    """Lead server to scheduler, and that to the other servers: a round closes with these shares.
-
-    `version` is that before the close. A share is (worker, round of its contribution, weight);
-    with weight 0 the worker has pushed nothing, and what it has assigned takes effect.
-    """
-
-    senders = SERVER | SCHEDULER
-
-    table: Count
-    version: Count
-    shares: Shares
-
-
-class DeathQuery(Message, frozen=True, tag=True, kw_only=True):
-    """Scheduler to servers: this worker is gone; tell up to which rounds it sealed your parts."""
-
-    senders = SCHEDULER
-
-    worker: Count
-    incarnation: Count
-
-
-class LossReport(Message, frozen=True, tag=True, kw_only=True, omit_defaults=True):
-    """Server to scheduler: what the worker had sealed here, in answer to `DeathQuery`."""
-
-    senders = SERVER
-
-    worker: Count
-    sealed: Sealed
-    weights: Weights = msgspec.field(default_factory=dict)
-
-
-class DeathVerdict(Message, frozen=True, tag=True, kw_only=True, omit_defaults=True):
-    """Scheduler to servers: rounds below these numbers count with the lost worker."""
-
-    senders = SCHEDULER
-
-    worker: Count
-    sealed: Sealed
-    weights: Weights = msgspec.field(default_factory=dict)
 
 
 # --- barriers and the common stop -----------------------------------------------------------

@@ -35,7 +35,7 @@ def test_a_table_is_opened_when_every_part_is_there() -> None:
     scheduled = cluster()
     call = scheduled.attach(10, size=64)
     assert scheduled.open_shards(1) == [
-        OpenShard(table=1, spec=spec_of("w", 64), begin=0, end=32, workers=[0, 1])
+        OpenShard(table=1, spec=spec_of("w", 64), begin=0, end=32, workers=[0, 1], parts=2)
     ]
     assert not scheduled.heard(10, TableOpened)
     scheduled.open_shards(2)

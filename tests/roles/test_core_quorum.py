@@ -116,8 +116,10 @@ class Story:
         versions = self._model(decisions)
         for version, values in self.seen:
             assert same_bits(values, versions[version])
-        shards.sort(key=lambda server: server.core.tables[1].begin)
-        final = np.concatenate([server.core.tables[1].rule.shard.values for server in shards])
+        held: list[Any] = sorted(
+            (server.core.tables[1] for server in shards), key=lambda table: table.begin
+        )
+        final = np.concatenate([table.rule.shard.values for table in held])
         assert same_bits(final, versions[-1])
         taken = [share[:2] for shares in decisions for share in shares]
         assert len(taken) == len(set(taken)), "nothing counts twice"
