@@ -242,6 +242,7 @@ _REJECTIONS: Final[dict[ErrorCode, type[RequestRejected]]] = {
     ErrorCode.NAME_IN_USE: NameInUse,
     ErrorCode.TOO_MANY_RESTARTS: TooManyRestarts,
     ErrorCode.OPTIMIZER_FAILED: RemoteError,
+    ErrorCode.FUNCTION_FAILED: RemoteError,
     ErrorCode.OUT_OF_MEMORY: RemoteError,
     ErrorCode.INTERNAL: RemoteError,
 }

@@ -18,6 +18,7 @@ from aiops.errors import UsageError
 from aiops.layout import Choice, Rows
 from aiops.local_copy import LocalCopy
 from aiops.roles.requests import Operation
+from aiops.table_calls import FunctionCalls
 from aiops.table_core import DenseCore, TableCore
 from aiops.updates import Updates
 from aiops_protocol.control import TableOpened
@@ -59,7 +60,7 @@ def push_result(core: TableCore, operation: Operation, clock: int) -> PushResult
     return PushResult("late" if core.keeps_late else "dropped", version)
 
 
-class Table:
+class Table(FunctionCalls):
     """One dense table; made by `worker.table(...)`.
 
     Attributes

@@ -122,6 +122,28 @@ class Table:
         """Set rows to these values, past the optimizer; see `aiops.Table.assign`."""
         return self._loop.call(self._table.assign, values, rows, timeout_s=timeout_s)
 
+    def call(
+        self,
+        function: str,
+        /,
+        *,
+        timeout_s: float | None = None,
+        **settings: float | int | bool | str | None,
+    ) -> list[Float32Array]:
+        """Run a function that reads on every shard; see `aiops.Table.call`."""
+        return self._loop.call(self._table.call, function, timeout_s=timeout_s, **settings)
+
+    def transform(
+        self,
+        function: str,
+        /,
+        *,
+        timeout_s: float | None = None,
+        **settings: float | int | bool | str | None,
+    ) -> None:
+        """Run a function that changes values on every shard; see `aiops.Table.transform`."""
+        self._loop.call(self._table.transform, function, timeout_s=timeout_s, **settings)
+
     def push_pull(
         self,
         gradient: Float32Array,

@@ -112,6 +112,7 @@ _MEANINGS: Final = {
     ErrorCode.MALFORMED_PAYLOAD: "the payload is not what its codec allows",
     ErrorCode.SIZE_MISMATCH: "the payload does not have four bytes per key",
     ErrorCode.OPTIMIZER_FAILED: "the optimizer raised an error; nothing was changed",
+    ErrorCode.FUNCTION_FAILED: "the function that was called has failed; nothing was changed",
     ErrorCode.OUT_OF_MEMORY: "this server has no memory left for what this worker gives to a round",
     ErrorCode.ALREADY_SEALED: "this worker has sealed that clock already",
     ErrorCode.KEYS_NOT_CACHED: "this server does not have the key list of that signature",

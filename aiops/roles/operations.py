@@ -12,7 +12,7 @@ import msgspec
 
 from aiops.errors import AiopsError
 from aiops_protocol.delivery import Outbox
-from aiops_protocol.frames import Reply, Request
+from aiops_protocol.frames import Call, Reply, Request
 from aiops_protocol.payload import Buffer
 
 __all__ = ["NO_BYTES", "WAIT_TIMEOUT_S", "Operation", "Part"]
@@ -137,6 +137,11 @@ class Part(msgspec.Struct, eq=False):
         operation = self.operation
         operation.parts.append(self)
         operation.parts_left += 1
+
+    @property
+    def reads(self) -> bool:
+        """Whether it is a function that only reads: a VALUE answers."""
+        return self.kind is Call and self.outbox is None
 
     def own(self) -> None:
         """Copy the payload: the lender wants its memory back and the part is not settled."""

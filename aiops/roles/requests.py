@@ -288,7 +288,7 @@ class Channel:
             operation.error = rejection(
                 reply.status, f"{operation.verb} {operation.subject}: {text}"
             )
-        elif isinstance(reply, Value) is (part.kind.kind in READING):
+        elif isinstance(reply, Value) is (part.kind.kind in READING or part.reads):
             if part.taker is not None:
                 self._give(reply, part)
             elif part.into and reply.payload is not part.into:

@@ -17,6 +17,7 @@ import numpy as np
 from aiops.optim.guard import OptimizerMistake
 from aiops.roles.actions import Action, Note, RoundClosed, Send, Tell
 from aiops.roles.answers import acknowledge, notice, refuse, value
+from aiops.roles.calls import Refusal, run_change, run_read
 from aiops.roles.consistency import PARK, Outcome, Rule
 from aiops.roles.parking import NOTICE_S, Parking, Session, Waiting, owned
 from aiops.roles.payloads import decoded
@@ -28,7 +29,7 @@ from aiops.sparse import NoRoom
 from aiops_protocol.control import RoundDecided, TableSpec
 from aiops_protocol.delivery import Inbox, Verdict
 from aiops_protocol.errors import ErrorCode, MalformedFrame
-from aiops_protocol.frames import AckLevel, Assign, Flag, Pull, PushPull, Request, Seal
+from aiops_protocol.frames import AckLevel, Assign, Call, Flag, PushPull, Request, Seal
 from aiops_protocol.limits import PAYLOAD_BYTES_MAX, PULL_WINDOW_BYTES
 from aiops_protocol.payload import Float32Array, all_finite, as_float32, weight_of
 
@@ -89,6 +90,7 @@ class ServedTable:
         "_in_use",
         "_initialiser",
         "_nonfinite",
+        "_shape",
         "_to_initialise",
         "alone",
         "begin",
@@ -129,6 +131,7 @@ class ServedTable:
         self.parked = Parking()
         self.pulls: list[Waiting] = []
         self._callers = callers
+        self._shape = tuple(spec.shape)
         self._nonfinite = spec.allow_nonfinite
         self._to_initialise = 0 if initialised else self.end - self.begin
         self._initialiser: tuple[int, int] | None = None
@@ -137,27 +140,30 @@ class ServedTable:
 
     # --- pull ---
 
-    def pull(self, peer: int, request: Pull, now: float) -> list[Action]:
+    def pull(self, peer: int, request: Request, now: float) -> list[Action]:
         """Answer a pull, now or when the version that it names exists."""
         if self._to_initialise:
             return [self._refuse(peer, request, ErrorCode.NOT_INITIALISED)]
         if self.broken:
             return [self._refuse(peer, request, ErrorCode.OPTIMIZER_FAILED, self.broken)]
         shard = self.rule.shard
-        where = shard.select(request)
-        if 4 * shard.elements(where) > PAYLOAD_BYTES_MAX:
+        named = 0 if type(request) is Call else shard.elements(shard.select(request))
+        if 4 * named > PAYLOAD_BYTES_MAX:
             text = f"at most {PAYLOAD_BYTES_MAX} bytes of values travel in one answer"
             return [self._refuse(peer, request, ErrorCode.SIZE_MISMATCH, text)]
         if self._readable(request):
             return [self._value(peer, request)]
+        return self._wait(peer, request, now)
+
+    def _wait(self, peer: int, request: Request, now: float) -> list[Action]:
         caller = self._callers[peer]
-        keys_bytes = caller.keys_waiting_bytes + len(request.keys)
+        keys_bytes = caller.keys_waiting_bytes + len(request.keys) + len(request.payload)
         if caller.pulls_waiting >= PULLS_WAITING_MAX or keys_bytes > KEYS_WAITING_BYTES_MAX:
             text = f"{caller.pulls_waiting} pulls of this worker wait already"
             return [self._refuse(peer, request, ErrorCode.OUT_OF_WINDOW, text)]
         caller.pulls_waiting += 1
         caller.keys_waiting_bytes = keys_bytes
-        self.pulls.append(Waiting(peer, owned(request) if request.keys else request, now))
+        self.pulls.append(Waiting(peer, owned(request) if keys_bytes else request, now))
         return []
 
     def _readable(self, request: Request) -> bool:
@@ -167,6 +173,12 @@ class ServedTable:
         return self.rule.readable(request.clock)
 
     def _value(self, peer: int, request: Request, *, lasting: bool = False) -> Send:
+        if type(request) is Call:
+            try:
+                result = run_read(self.name, self._shape, self.rule, request)
+            except Refusal as refusal:
+                return self._refuse(peer, request, refusal.code, refusal.text)
+            return value(peer, request, self.rule.version, self.epoch, result)
         shard = self.rule.shard
         where = shard.select(request)
         if self.replica is not None:
@@ -227,6 +239,8 @@ class ServedTable:
             return self.rule.seal(caller.rank, request.clock, contributed, final, weight), ""
         if self.broken:
             return ErrorCode.OPTIMIZER_FAILED, self.broken
+        if type(request) is Call:
+            return self._transform(caller, request)
         where = self.rule.shard.select(request)
         size = self.rule.shard.elements(where)
         with np.errstate(all="ignore"):
@@ -257,6 +271,19 @@ class ServedTable:
                 return ErrorCode.OUT_OF_MEMORY, f"table {self.name}: {error}"
             except Exception as error:
                 return ErrorCode.OPTIMIZER_FAILED, f"{self._failure(error)}; nothing was changed"
+
+    def _transform(self, caller: Caller, request: Request) -> tuple[Outcome, str]:
+        try:
+            return run_change(
+                self.name,
+                self._shape,
+                self.rule,
+                caller.rank,
+                request,
+                finite=not self._nonfinite,
+            ), ""
+        except Refusal as refusal:
+            return refusal.code, refusal.text
 
     def _failure(self, error: Exception) -> str:
         optimizer = self.rule.shard.optimizer.name
@@ -353,13 +380,19 @@ class ServedTable:
         fields: dict[str, object] = {"table": self.name, "round": number, "error": repr(error)}
         waiting, self.pulls = self.pulls, []
         for pull in waiting:
-            self._callers[pull.peer].pulls_waiting -= 1
+            self._let_go(pull)
         code = ErrorCode.OPTIMIZER_FAILED
         return [
             Note("optimizer_failed", fields, "error"),
             *(self._refuse(pull.peer, pull.request, code, self.broken) for pull in waiting),
             *self._unpark(),
         ]
+
+    def _let_go(self, waiting: Waiting) -> None:
+        """Count a pull that waits no more."""
+        caller = self._callers[waiting.peer]
+        caller.pulls_waiting -= 1
+        caller.keys_waiting_bytes -= len(waiting.request.keys) + len(waiting.request.payload)
 
     def _awaken(self) -> list[Send]:
         """Answer the pulls that can be answered now."""
@@ -371,9 +404,7 @@ class ServedTable:
             if not self._readable(waiting.request):
                 still.append(waiting)
                 continue
-            caller = self._callers[waiting.peer]
-            caller.pulls_waiting -= 1
-            caller.keys_waiting_bytes -= len(waiting.request.keys)
+            self._let_go(waiting)
             answers.append(self._value(waiting.peer, waiting.request, lasting=lasting))
         self.pulls = still
         return answers

@@ -49,7 +49,7 @@ from aiops_protocol.control import (
     StopAt,
 )
 from aiops_protocol.errors import ErrorCode
-from aiops_protocol.frames import Flag, Pull, Query, Request, Seal
+from aiops_protocol.frames import Call, Flag, Pull, Query, Request, Seal
 from aiops_protocol.key_list import as_keys
 
 __all__ = ["ServerCore"]
@@ -155,7 +155,7 @@ class ServerCore:
             table, request
         ):
             return [self._not_owned(peer, table, request)]
-        if type(request) is Pull:
+        if type(request) is Pull or (type(request) is Call and not request.seq):
             return table.pull(peer, request, now)
         return table.mutate(peer, caller, request, now)
 
@@ -420,8 +420,10 @@ class ServerCore:
 
 
 def _names_no_keys(table: ServedTable, request: Request) -> bool:
-    """Whether a request without a range is in its place: a seal, or an empty table."""
-    return request.begin == request.end == 0 and (type(request) is Seal or table.begin == table.end)
+    """Whether a request without a range is in its place: seal, function, or an empty table."""
+    return request.begin == request.end == 0 and (
+        type(request) is Seal or type(request) is Call or table.begin == table.end
+    )
 
 
 def _lists_keys(table: ServedTable, request: Request) -> bool:

@@ -27,6 +27,7 @@ HANDLES = {"Worker", "Table", "LocalCopy", "Ring"}
 MODULES = {
     "aiops": "The asyncio API.",
     "aiops.optim": "What servers do with a push.",
+    "aiops.functions": "Functions that [run on the servers](../how-to/functions-on-servers.md).",
     "aiops.compression": "Gradients and values in fewer bytes.",
     "aiops.init": "Initial values that each server can compute for its own range.",
     "aiops.collective": "All-reduce and its relatives, "

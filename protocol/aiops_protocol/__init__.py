@@ -27,6 +27,7 @@ from aiops_protocol.errors import (
 from aiops_protocol.frames import (
     Ack,
     Assign,
+    Call,
     Control,
     Flag,
     Frame,
@@ -64,6 +65,7 @@ __all__ = [
     "Assign",
     "Authenticator",
     "BadMagic",
+    "Call",
     "ChecksumMismatch",
     "ClientHandshake",
     "Connection",

@@ -35,6 +35,7 @@ from aiops_protocol.frames import (
     OPTIONAL_FLAGS,
     Ack,
     Assign,
+    Call,
     Control,
     Frame,
     Goodbye,
@@ -105,7 +106,7 @@ _control_encoder = msgspec.msgpack.Encoder()
 _control_decoder: msgspec.msgpack.Decoder[ControlMessage] = msgspec.msgpack.Decoder(ControlMessage)
 
 _REQUESTS: Final[Mapping[int, type[Request]]] = {
-    cls.kind: cls for cls in (Push, Pull, PushPull, Assign, Seal, Query)
+    cls.kind: cls for cls in (Push, Pull, PushPull, Assign, Seal, Query, Call)
 }
 _REPLIES: Final[Mapping[int, type[Reply]]] = {
     cls.kind: cls for cls in (Value, Ack, Reject, Parked, Known)

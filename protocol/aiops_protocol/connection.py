@@ -73,7 +73,7 @@ TRANSITIONS: Final[Mapping[tuple[State, Input], State]] = {
 
 _BOTH: Final = frozenset({Kind.PING, Kind.PONG, Kind.GOODBYE})
 _REQUESTS: Final = frozenset(
-    {Kind.PUSH, Kind.PULL, Kind.PUSH_PULL, Kind.ASSIGN, Kind.SEAL, Kind.QUERY}
+    {Kind.PUSH, Kind.PULL, Kind.PUSH_PULL, Kind.ASSIGN, Kind.SEAL, Kind.QUERY, Kind.CALL}
 )
 _REPLIES: Final = frozenset({Kind.VALUE, Kind.ACK, Kind.REJECT, Kind.PARKED, Kind.KNOWN})
 _PIECES: Final = frozenset({Kind.RING_BEGIN, Kind.RING_PIECE, Kind.RING_CONFIRM})

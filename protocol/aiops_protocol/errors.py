@@ -78,6 +78,7 @@ class ErrorCode(IntEnum):
     TIMED_OUT = 46
     MALFORMED_PAYLOAD = 47
     KEYS_NOT_CACHED = 48
+    FUNCTION_FAILED = 49
     INTERNAL = 63
 
 

@@ -19,6 +19,7 @@ __all__ = [
     "Ack",
     "AckLevel",
     "Assign",
+    "Call",
     "Codec",
     "Control",
     "Flag",
@@ -54,6 +55,7 @@ class Kind(IntEnum):
     ASSIGN = 4
     SEAL = 5
     QUERY = 6
+    CALL = 7
     VALUE = 16
     ACK = 17
     REJECT = 18
@@ -222,6 +224,16 @@ class Query(Request, frozen=True, gc=False, kw_only=True):
     kind = Kind.QUERY
 
 
+class Call(Request, frozen=True, gc=False, kw_only=True):
+    """Worker to server: run this function on your part of the table; see `calls.py`.
+
+    With a seq it is a mutation, answered by ACK. With seq 0 it only reads, waits like a PULL for
+    version `clock`, and is answered by VALUE: what the function has returned.
+    """
+
+    kind = Kind.CALL
+
+
 class Reply(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Fields common to everything a server answers; `request_id` matches the request."""
 
@@ -378,6 +390,7 @@ Frame: TypeAlias = (
     | Assign
     | Seal
     | Query
+    | Call
     | Value
     | Ack
     | Reject

@@ -11,6 +11,7 @@ from typing import Final
 
 from aiops_protocol.frames import OPTIONAL_FLAGS, Flag, Kind
 from aiops_protocol.limits import (
+    CALL_BYTES_MAX,
     CONTROL_BYTES_MAX,
     KEYS_PER_LIST_MAX,
     PAYLOAD_BYTES_MAX,
@@ -39,6 +40,7 @@ PAYLOAD_MAX: Final[Mapping[int, int]] = {
     Kind.ASSIGN: PAYLOAD_BYTES_MAX,
     Kind.SEAL: 8,  # the weight of the contribution
     Kind.QUERY: 8 + 16 * QUERY_ENTRIES_MAX,
+    Kind.CALL: CALL_BYTES_MAX,
     Kind.VALUE: PAYLOAD_BYTES_MAX,
     Kind.ACK: 0,
     Kind.REJECT: TEXT_BYTES_MAX,
@@ -71,5 +73,6 @@ KNOWN_FLAGS: Final[Mapping[int, int]] = {
     Kind.ASSIGN: NAMES_KEYS | int(Flag.CODEC_PARAMETERS | Flag.INITIAL) | KNOWN_OPTIONAL,
     Kind.SEAL: int(Flag.CONTRIBUTED | Flag.FINAL | Flag.WEIGHT) | KNOWN_OPTIONAL,
     Kind.QUERY: KNOWN_OPTIONAL,
+    Kind.CALL: KNOWN_OPTIONAL,
 }
 """Flags that a kind may have; those that are not here have none."""

@@ -90,6 +90,12 @@ PULL_WINDOW_BYTES: Final = 8 * MiB
 """Bytes of pulls asked for and not yet received on a connection: bounds what a server can have
 waiting for a reader that stopped."""
 
+CALL_BYTES_MAX: Final = 16 * 1024
+"""Name and settings of a function that is called on the servers."""
+
+CALL_RESULT_BYTES_MAX: Final = 64 * 1024
+"""What such a function may return for each shard: sums and histograms, not the values."""
+
 WORKERS_MAX: Final = 1024
 SERVERS_MAX: Final = 256
 TABLES_MAX: Final = 4096

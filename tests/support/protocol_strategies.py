@@ -88,8 +88,8 @@ _WORDS = {
 def requests(draw: st.DrawFn) -> Frame:
     """Any request that a worker could send."""
     cls = draw(st.sampled_from([frames.Push, frames.Pull, frames.PushPull, frames.Assign]))
-    cls = draw(st.sampled_from([cls, cls, cls, cls, frames.Seal, frames.Query]))
-    seals = cls in (frames.Seal, frames.Query)
+    cls = draw(st.sampled_from([cls, cls, cls, cls, frames.Seal, frames.Query, frames.Call]))
+    seals = cls in (frames.Seal, frames.Query, frames.Call)
     fields: dict[str, Any] = {
         "request_id": draw(u64),
         "seq": draw(u64),
@@ -110,6 +110,8 @@ def requests(draw: st.DrawFn) -> Frame:
             fields[name] = draw(u64)
     if cls is frames.Query:
         fields["payload"] = draw(words(st.integers(0, 128).map(lambda entries: 2 + 4 * entries)))
+    elif cls is frames.Call:
+        fields["payload"] = draw(words(st.integers(0, 100)))
     elif cls not in (frames.Pull, frames.Seal):
         fields["payload"] = draw(words())
     return cls(**fields)  # type: ignore[return-value]  # each is a Frame

@@ -53,6 +53,7 @@ _KINDS: Final[dict[FrameKind, Kind]] = {
     FrameKind.PUSH_PULL: "push_pull",
     FrameKind.ASSIGN: "assign",
     FrameKind.SEAL: "seal",
+    FrameKind.CALL: "assign",  # it sets all values, and which is not known here
 }
 
 _HALF_DONE: Final = frozenset({ErrorCode.OPTIMIZER_FAILED})
@@ -218,7 +219,7 @@ class Recorder:
 
     def started(self, operation: Operation) -> None:
         """Note an operation before anything of it is sent."""
-        if not operation.parts:
+        if not operation.parts or _only_calls(operation.parts[0]):
             return
         first = operation.parts[0]
         values = first.table in self._values
@@ -276,6 +277,11 @@ class Recorder:
             Ended(at=self._now_ns(), op=entry.op, outcome=outcome, parts=parts, error=_text(error)),
             now=False,
         )
+
+
+def _only_calls(part: Part) -> bool:
+    """Whether it runs a function that changes nothing; its result can be anything."""
+    return part.kind.kind is FrameKind.CALL and part.outbox is None
 
 
 def _asked(part: Part, values: bool) -> PartAsked:
