@@ -86,11 +86,16 @@ class Patience:
         self.begin(0.0)
 
     def begin(self, now: float) -> None:
-        """Begin anew: with a new connection, or because nobody has looked for a while."""
+        """Begin anew, with a new connection."""
         self._moved = -1
         self._since = now
         self._rto_s = RTO_S_MAX
         self._calm()
+
+    def excuse(self, late_s: float) -> None:
+        """Do not count this time: nobody has looked meanwhile, and answers may lie unread."""
+        self._since += late_s
+        self._due_at += late_s
 
     def _calm(self) -> None:
         self._steps = 0

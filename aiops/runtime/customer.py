@@ -271,7 +271,7 @@ class Customer:
             # uvloop runs timers before it reads: let it read what has come in the meantime.
             self._excused = True
             for server in self._servers.values():
-                server.excuse(now)
+                server.excuse(now - self._timer_at)
             self._arm(now + HELD_UP_S)
             return
         self._excused = False

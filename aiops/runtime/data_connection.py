@@ -300,9 +300,9 @@ class DataConnection:
         text = f"the connection to {link} was given up: {why}"
         link.abort(ConnectionLost(text, peer=str(link), retryable=True))
 
-    def excuse(self, now: float) -> None:
-        """Begin to watch anew: this process was held up, and answers may lie unread."""
-        self._patience.begin(now)
+    def excuse(self, late_s: float) -> None:
+        """Do not count this time as silence: this process was held up, answers may lie unread."""
+        self._patience.excuse(late_s)
 
     # --- sending ---
 

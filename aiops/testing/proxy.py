@@ -232,6 +232,15 @@ class FaultProxy:
         for gate in self._each(self._gates, direction):
             gate.set()
 
+    def forget(self) -> None:
+        """Let nothing pass over the connections that are open now, silently and for good.
+
+        As a middlebox does that has lost its table: new connections are well. What the old ones
+        still send is swallowed and counts as lost.
+        """
+        for connection in list(self._connections):
+            connection.forget()
+
     async def refuse(self) -> None:
         """Refuse new connections, as if nobody listened; open ones are not touched."""
         await self._close_door()
@@ -309,7 +318,12 @@ class FaultProxy:
 
     async def _dial(self) -> socket.socket:
         loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(*self.target, type=socket.SOCK_STREAM)
+        host, port = self.target
+        kind = socket.SOCK_STREAM
+        try:  # a number needs no thread to ask for it
+            found = socket.getaddrinfo(host, port, type=kind, flags=socket.AI_NUMERICHOST)
+        except socket.gaierror:
+            found = await loop.getaddrinfo(host, port, type=kind)
         family, kind, protocol, _, address = found[0]
         target = socket.socket(family, kind, protocol)
         try:

@@ -58,6 +58,11 @@ class ProxiedConnection:
         """Cut this connection; it happens in the next turn of the loop."""
         self._end(Ending.CUT if reset else Ending.CUT_ORDERLY)
 
+    def forget(self) -> None:
+        """Let nothing pass any more, silently."""
+        self.up.forget()
+        self.down.forget()
+
     def _end(self, ending: Ending) -> None:
         if not self._ending.done():
             self._ending.set_result(ending)

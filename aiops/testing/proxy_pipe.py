@@ -184,6 +184,13 @@ class Pipe:
         with suppress(OSError):
             self._sink.shutdown(socket.SHUT_WR)
 
+    def forget(self) -> None:
+        """Deliver nothing any more and say nothing about it; what still comes is swallowed."""
+        self._gate = asyncio.Event()
+        self._closed = True
+        self._drop()
+        self._changed.set()
+
     # --- counting ---
 
     def _forward(self, count: int) -> None:

@@ -130,9 +130,16 @@ def test_movement_while_a_probe_is_under_way_makes_its_answer_mean_nothing(rto_s
     assert patience.silent_s(7.1 * rto_s) < 0.2 * rto_s
 
 
-def test_who_was_held_up_begins_anew() -> None:
-    watch = Watch(1.0).run(0.9)
-    watch.now += 3600
-    watch.patience.begin(watch.now)
-    watch.run(0.9)
-    assert watch.steps == []
+@given(RTOS, CHANCES, st.floats(0.0, 3600.0), st.floats(0.1, 6.0))
+def test_the_time_in_which_nobody_looked_does_not_count(
+    rto_s: float, chance: float, late_s: float, part: float
+) -> None:
+    """Nor does it begin anew: a machine that is always a little late must notice, too."""
+    straight = Watch(rto_s, chance).run(1000, server=always(500))
+    watch = Watch(rto_s, chance)
+    watch.run(part * rto_s, server=(server := always(500)))
+    watch.now += late_s
+    watch.patience.excuse(late_s)
+    watch.run(1000, server=server)
+    assert watch.steps == straight.steps
+    assert abs(watch.now - late_s - straight.now) < 3 * LOOK_S or part > 3
