@@ -20,7 +20,8 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from aiops.checks import check_array
-from aiops.consistency import BSP, Consistency
+from aiops.compression import Codec
+from aiops.consistency import BSP, Consistency, Quorum
 from aiops.errors import ConfigError, UsageError
 from aiops.optim import Momentum, Optimizer
 from aiops.optim.settings import number, whole
@@ -61,6 +62,8 @@ class _Worker(Protocol):
         init: Float32Array,
         optimizer: Optimizer,
         consistency: Any,
+        compression: Codec | str | None,
+        pull_compression: Codec | str | None,
     ) -> Any: ...
 
     def steps(self, n: int, /) -> AsyncIterator[int]: ...
@@ -129,6 +132,8 @@ class LocalSGD:
         delay: int = 0,
         mixing: float | None = None,
         consistency: Consistency | None = None,
+        compression: Codec | str | None = None,
+        pull_compression: Codec | str | None = None,
     ) -> LocalSGD:
         """Create the tables, or join them, and return the local values.
 
@@ -159,8 +164,11 @@ class LocalSGD:
             Share of the local values that is kept when they are; 0 without a delay, and 0.5 with
             one, unless it is given. In [0, 1).
         consistency
-            `BSP()` if not given. With `ASP()` nobody waits, and each change counts in full
-            (GEO-SGD, with `outer=SGD(lr=1.0)`).
+            `BSP()` if not given. With `Quorum(3)` three workers are enough for a round, and one
+            that hangs holds up nobody; only without fragments. With `ASP()` nobody waits, and
+            each change counts in full (GEO-SGD, with `outer=SGD(lr=1.0)`).
+        compression, pull_compression
+            How changes travel, and how values come back; as for `worker.table`.
 
         Raises
         ------
@@ -187,6 +195,11 @@ class LocalSGD:
                 "fragments must divide every, and none may be empty"
             )
         delay = whole("LocalSGD", "delay", delay, at_most=every // fragments - 1)
+        if fragments > 1 and isinstance(consistency, Quorum):
+            raise ConfigError(
+                "LocalSGD: a Quorum counts contributions, and a fragment that is not due in a "
+                "clock gets none, so that all would be waited for; use fragments=1"
+            )
         kept = (0.5 if delay else 0.0) if mixing is None else mixing
         kept = number("LocalSGD", "mixing", kept, at_least=0.0, below=1.0)
         if inner is not None and not isinstance(inner, Optimizer):
@@ -200,6 +213,8 @@ class LocalSGD:
                 init=flat[where],
                 optimizer=outer,
                 consistency=BSP() if consistency is None else consistency,
+                compression=compression,
+                pull_compression=pull_compression,
             )
             parts.append(_Fragment(table, where, flat[where].copy()))
         return LocalSGD(worker, init.shape, parts, inner, every=every, delay=delay, mixing=kept)

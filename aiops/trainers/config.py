@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from aiops.compression import codec_from
 from aiops.compression.pulls import pull_codec
-from aiops.consistency import consistency_from
+from aiops.consistency import Quorum, consistency_from
 from aiops.errors import ConfigError
 from aiops.optim import Optimizer, Schedule, optimizer_from
 from aiops.optim.schedules import stages_from
@@ -204,17 +204,25 @@ class TrainConfig:
                 f"train: in a ring all workers step together, so consistency is bsp and not "
                 f"{self.consistency}; leave it out, or train with sync=servers"
             )
+        if self.local is not None and self.local.fragments > 1:
+            self._check_fragments()
         if self.sync == "ring" and self.local is not None:
             raise ConfigError("train: local steps go with sync=servers; leave one of them out")
         if self.sync == "servers" and self.ring_order != "any":
             raise ConfigError("train: ring_order is for sync=ring; give both, or neither")
 
-    def _check_compression(self) -> None:
-        without = self.local is not None or self.sync != "servers"
-        if without and (self.compression or self.pull_compression):
+    def _check_fragments(self) -> None:
+        if isinstance(consistency_from(self.consistency), Quorum):
             raise ConfigError(
-                "train: compression is for gradients of every step that go to servers, neither for "
-                "local steps nor for rings; leave out one of them"
+                f"train: {self.consistency} counts contributions, and a fragment that is not due "
+                "gets none; use one fragment"
+            )
+
+    def _check_compression(self) -> None:
+        if self.sync != "servers" and (self.compression or self.pull_compression):
+            raise ConfigError(
+                "train: compression is for what goes to servers and comes from them, not for "
+                "rings; leave out one of them"
             )
         try:
             if self.compression is not None:

@@ -89,6 +89,8 @@ async def _open_local(
         fragments=local.fragments,
         delay=local.delay,
         consistency=consistency_from(config.consistency),
+        compression=config.compression,
+        pull_compression=config.pull_compression,
     )
 
 

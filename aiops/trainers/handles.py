@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+from aiops.compression import Codec
 from aiops.optim import Optimizer
 from aiops.ring import Ring
 from aiops_protocol.payload import Float32Array
@@ -72,8 +73,8 @@ class TrainingWorker(Protocol):
         init: Float32Array,
         optimizer: Optimizer,
         consistency: Any,
-        compression: str | None = None,
-        pull_compression: str | None = None,
+        compression: Codec | str | None = None,
+        pull_compression: Codec | str | None = None,
     ) -> TrainingTable:
         """Create a table or join it."""
         ...

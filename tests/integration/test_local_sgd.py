@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Iterator
 from itertools import count
 from typing import Any
@@ -12,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import aiops
-from aiops import ASP, LocalSGD
+from aiops import ASP, LocalSGD, Quorum
 from aiops.errors import AiopsError, ConfigError, UsageError
 from aiops.local_sgd import DILOCO
 from aiops.optim import SGD, AdamW, Momentum, Optimizer
@@ -187,6 +189,74 @@ async def test_without_rounds_each_change_counts_in_full() -> None:
 
     async with local_job(2) as cluster:
         assert await cluster.run(train, workers=3) == [10 + 11 + 12] * 3
+
+
+async def test_one_that_hangs_holds_up_nobody_in_a_quorum() -> None:
+    """N-26: three of four are enough. The fourth sleeps for all rounds but the first two."""
+    grace_s, rounds, over = 0.02, 12, asyncio.Event()
+    done: set[int] = set()
+
+    async def train(worker: aiops.Worker) -> tuple[float, float]:
+        local = await LocalSGD.open(
+            *(worker, "w", np.zeros(2000, F)),
+            every=5,
+            outer=SGD(lr=1.0),
+            consistency=Quorum(minimum=3, grace_s=grace_s),
+        )
+        await worker.barrier("open")
+        begun = time.monotonic()
+        async for step in local.steps(5 * rounds):
+            local.values += 1.0
+            if worker.rank == 3 and step == 12:
+                await over.wait()
+                break
+        elapsed_s = time.monotonic() - begun
+        if worker.rank == 3:
+            return elapsed_s, 0.0
+        value = float((await local.pull())[0])
+        done.add(worker.rank)
+        if len(done) == 3:
+            over.set()
+        return elapsed_s, value
+
+    async with local_job(2, on_worker_loss="continue") as cluster:
+        results = await cluster.run(train, workers=4)
+    for elapsed_s, value in results[:3]:
+        assert value == 5 * rounds, "each round is the mean of those who came: 5 up"
+        assert elapsed_s < rounds * (grace_s + 0.2), "and nobody waited for the one that slept"
+
+
+async def test_a_quorum_and_fragments_do_not_go_together() -> None:
+    async with local_job() as cluster, cluster.connect() as worker:
+        with pytest.raises(ConfigError, match="use fragments=1"):
+            await LocalSGD.open(
+                *(worker, "w", np.zeros(4, F)),
+                every=4,
+                fragments=2,
+                consistency=Quorum(minimum=1),
+            )
+
+
+async def test_changes_travel_compressed() -> None:
+    """Half the bytes each way, and the values of the servers in the end."""
+
+    async def moved(**compression: Any) -> tuple[int, int, float]:
+        async with local_job(2) as cluster, cluster.connect() as worker:
+            local = await LocalSGD.open(
+                *(worker, "w", np.zeros(20_000, F)), every=2, outer=SGD(lr=1.0), **compression
+            )
+            before = dict(worker.stats()["bytes"])
+            async for _ in local.steps(20):
+                local.values += 0.25
+            value = float((await local.pull())[7])
+            after = worker.stats()["bytes"]
+            return *(after[way] - before[way] for way in ("pushed", "pulled")), value
+
+    pushed, pulled, value = await moved()
+    half = await moved(compression="fp16", pull_compression="fp16")
+    assert half[0] < 0.51 * pushed
+    assert half[1] < 0.65 * pulled, "the first pull is whole"
+    assert half[2] == pytest.approx(value, rel=1e-3)
 
 
 async def test_a_second_loop_goes_on_and_a_break_sends_nothing() -> None:

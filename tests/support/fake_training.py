@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from aiops.compression import Codec
 from aiops.consistency import BSP
 from aiops.optim import Optimizer
 from aiops_protocol.payload import Float32Array
@@ -159,8 +160,8 @@ class FakeWorker:
         init: Float32Array,
         optimizer: Optimizer,
         consistency: Any,
-        compression: str | None = None,
-        pull_compression: str | None = None,
+        compression: Codec | str | None = None,
+        pull_compression: Codec | str | None = None,
     ) -> FakeHandle:
         assert compression is pull_compression is None, "not in this fake"
         assert init.shape == shape
