@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache, partial
+from math import prod
+from time import perf_counter
+
+import numpy as np
+
 from aiops.compression import Codec, codec_from
+from aiops.compression.auto import AUTO, AutoCompressor
+from aiops.compression.compressor import Compressor
+from aiops.compression.gate import CANDIDATES, DENSE, Gate, Price
 from aiops.compression.pulls import pull_codec
 from aiops.errors import ConfigError
+from aiops_protocol.codecs import decode_values
+from aiops_protocol.payload import Float32Array
 
-__all__ = ["compression_spelling"]
+__all__ = ["compression_spelling", "compressor_for", "measured_prices"]
+
+SAMPLES = (16 * 1024, 1024 * 1024)
+"""What codecs are timed with: in the cache, and not; a table takes the one that is like it."""
+
+ROUNDS = 3
 
 
 def compression_spelling(
@@ -27,6 +44,10 @@ def compression_spelling(
     """
     if compression is None:
         return ""
+    if compression == AUTO and not pulls:
+        if allow_nonfinite:
+            raise ConfigError(f"{what}: compression auto with allow_nonfinite=True: NaN would stay")
+        return AUTO
     given: object = compression
     setting = "pull_compression" if pulls else "compression"
     if isinstance(given, str):
@@ -47,3 +68,49 @@ def compression_spelling(
             "would stay in what is held back; use a table without one of them"
         )
     return codec.spelling()
+
+
+def compressor_for(spelling: str, shape: tuple[int, ...], seed: int) -> Compressor:
+    """Return what compresses the pushes of a table whose settings have this spelling."""
+    if spelling == AUTO:
+        sample = SAMPLES[prod(shape) > sum(SAMPLES) // 4]
+        prices = {name: Price(*price) for name, price in measured_prices(sample).items()}
+        return AutoCompressor(Gate(prices), shape, seed)
+    return Compressor(codec_from(spelling), shape, seed)
+
+
+@cache
+def measured_prices(elements: int) -> dict[str, tuple[float, float, float]]:
+    """Time the candidates of the gate on this machine, once (some 150 ms for a million values).
+
+    Returns
+    -------
+    prices
+        By candidate: seconds of encoding and of decoding, and bytes, for each element.
+    """
+    x = np.random.default_rng(0).standard_normal(elements, np.float32)
+    prices: dict[str, tuple[float, float, float]] = {}
+    for name in CANDIDATES:
+        sender = Compressor(codec_from(name), (x.size,), seed=0)
+        wire = sender.encode(x).whole()
+        if name == DENSE:
+            prices[name] = (0.0, 0.0, 4.0)
+            continue
+        encode_s = _best(partial(_encode, sender, x))
+        decode_s = _best(partial(decode_values, wire.codec, wire.payload, x.size, wire.parameter))
+        prices[name] = (encode_s / x.size, decode_s / x.size, len(wire.payload) / x.size)
+    return prices
+
+
+def _encode(sender: Compressor, x: Float32Array) -> None:
+    sender.encode(x).whole()
+
+
+def _best(work: Callable[[], object]) -> float:
+    """Return the least seconds of a few rounds."""
+    times = []
+    for _ in range(ROUNDS):
+        began = perf_counter()
+        work()
+        times.append(perf_counter() - began)
+    return min(times)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from aiops.compression import codec_from
 from aiops.compression.compressor import Compressor
 from aiops.layout import Choice, Layout
 from aiops.roles.rules import CLOCKED, ROUNDS, has_lead
+from aiops.table_compression import compressor_for
 from aiops.table_reads import Reads
 from aiops.table_replica import PulledReplica
 from aiops.table_rounds import Place
@@ -132,8 +132,8 @@ def _compressor(worker: Worker, spec: TableSpec) -> Compressor | None:
     """Return what compresses this worker's pushes, if the table says so."""
     if not spec.compression:
         return None
-    codec = codec_from(spec.compression)
-    for text in codec.warnings():
-        worker.postoffice.log.warning("compression", table=spec.name, warning=text)
     seed = mix(*spec.name.encode(), worker.rank)
-    return Compressor(codec, tuple(spec.shape), seed)
+    compressor = compressor_for(spec.compression, tuple(spec.shape), seed)
+    for text in compressor.codec.warnings():
+        worker.postoffice.log.warning("compression", table=spec.name, warning=text)
+    return compressor

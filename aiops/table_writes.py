@@ -7,12 +7,16 @@ whole; its memory is our own by then, and its error is raised by the next `flush
 from __future__ import annotations
 
 import asyncio
+import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from aiops.checks import check_array
+from aiops.compression.auto import AutoCompressor
 from aiops.compression.compressor import Compressor
+from aiops.compression.gate import Gate
 from aiops.errors import UsageError
 from aiops.layout import Choice, Layout, Rows
 from aiops.roles.requests import Operation, Part
@@ -159,6 +163,21 @@ class Writes:
             await self.flush()
 
 
+def _tell(
+    gate: Gate,
+    name: str,
+    elements: int,
+    sizes: int,
+    operation: Operation,
+    sent_at: float,
+    future: asyncio.Future[None],
+) -> None:
+    """Tell the gate what a push took, unless it waited by rule, or failed."""
+    if future.cancelled() or future.exception() is not None or operation.waiting_for:
+        return
+    gate.sent(name, elements, sizes, operation.encode_s, time.perf_counter() - sent_at)
+
+
 class RowWrites(Writes):
     """The changes of a dense table, which are given by rows.
 
@@ -213,6 +232,7 @@ class RowWrites(Writes):
     ) -> Operation:
         """Encode a push once, and cut the result: what it means is the same for any servers."""
         table = self._table
+        began = time.perf_counter()
         encoded = compressor.encode(flat, self._layout.elements(choice))
         operation = table.customer.operation(verb, table.subject(choice), timeout_s)
         operation.kept = True  # what was held back counts on it
@@ -235,7 +255,21 @@ class RowWrites(Writes):
                 codec=codec,
                 codec_parameters=word_of(stop - start, parameter) if codec else 0,
             )
+        operation.encode_s = time.perf_counter() - began
         return operation
+
+    def start(self, operation: Operation) -> asyncio.Future[None]:
+        """Send an operation; the cost gate, if there is one, hears what it took."""
+        future = super().start(operation)
+        gate = self._compressor.gate if isinstance(self._compressor, AutoCompressor) else None
+        if gate is not None and operation.encode_s:
+            sizes = sum(len(part.payload) for part in operation.parts)
+            elements = sum(part.codec_parameters & 0xFFFFFFFF for part in operation.parts)
+            elements = elements or sizes // 4
+            future.add_done_callback(
+                partial(_tell, gate, gate.chosen, elements, sizes, operation, time.perf_counter())
+            )
+        return future
 
     def _in_row_order(
         self, flat: Float32Array, choice: Choice, what: str, *, summed: bool

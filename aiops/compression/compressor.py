@@ -23,6 +23,9 @@ Where = slice | NDArray[np.int64]
 _PUSHES: Final = "pushes"
 _CODEC: Final = "codec"
 
+ELEMENTWISE: Final = frozenset({"residual", "velocity"})
+"""Arrays of a state that have a number for each element of the table."""
+
 
 class Compressor:
     """A codec with its state, for the pushes of one worker to one table.
@@ -95,6 +98,11 @@ class Compressor:
         return encoded
 
     @property
+    def spelling(self) -> str:
+        """Of the codec, as a saved state names it."""
+        return self.codec.spelling()
+
+    @property
     def residual_norm(self) -> float:
         """Euclidean norm of what is held back; 0 where nothing is."""
         residual = self._state.get("residual")
@@ -105,7 +113,7 @@ class Compressor:
     def stats(self) -> dict[str, Any]:
         """Return codec, pushes, bytes and the norm of what is held back."""
         return {
-            "codec": self.codec.spelling(),
+            "codec": self.spelling,
             "pushes": self.pushes,
             "bytes_given": self.bytes_given,
             "bytes_sent": self.bytes_sent,
@@ -116,7 +124,7 @@ class Compressor:
         """Return all that the next push depends on, as arrays of one's own to keep."""
         state = {name: array.copy() for name, array in self._state.items()}
         state[_PUSHES] = np.array(self.pushes, np.int64)
-        state[_CODEC] = np.array(self.codec.spelling())
+        state[_CODEC] = np.array(self.spelling)
         return state
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
@@ -129,18 +137,17 @@ class Compressor:
         """
         given = dict(state)
         spelling = str(given.pop(_CODEC, ""))
-        if spelling != self.codec.spelling():
+        if spelling != self.spelling:
             raise ConfigError(
                 f"the saved compression state is of {spelling or 'no codec'}, the table's "
-                f"compression is {self.codec.spelling()}"
+                f"compression is {self.spelling}"
             )
         pushes = given.pop(_PUSHES, None)
         if pushes is None or np.ndim(pushes):
             raise ConfigError("the saved compression state does not say how many pushes there were")
-        for name in self.codec.elementwise:
-            array = given.get(name)
-            if array is None:
-                continue  # nothing was pushed yet
+        for name, array in given.items():
+            if name not in ELEMENTWISE:
+                continue
             if array.shape != (self._size,) or array.dtype != np.float32:
                 raise ConfigError(
                     f"the saved compression state has a {name} of {array.dtype} and shape "

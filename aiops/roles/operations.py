@@ -42,6 +42,8 @@ class Operation(msgspec.Struct, eq=False):
         By shard, of the last answer.
     kept
         It has changed what is kept for later, so that it must happen.
+    encode_s
+        What encoding has taken, of a push that the cost gate wants to hear of; else 0.
     torn
         Shards whose answers to a pull differ in version: a round closed between them.
     """
@@ -62,6 +64,7 @@ class Operation(msgspec.Struct, eq=False):
     error: AiopsError | None = None
     done: bool = False
     kept: bool = False
+    encode_s: float = 0.0
     token: Any = None
 
     def __post_init__(self) -> None:

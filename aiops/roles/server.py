@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from aiops.compression import codec_from
+from aiops.compression.auto import AUTO
 from aiops.compression.pulls import pull_codec
 from aiops.errors import ConfigError
 from aiops.init import initializer_from
@@ -291,7 +292,7 @@ class ServerCore:
             initializer = None if given else initializer_from(spec.init_kind, spec.init)
             check_consistency(spec)
             check_layout(spec)
-            if spec.compression:
+            if spec.compression and spec.compression != AUTO:
                 codec_from(spec.compression)
             if spec.pull_compression:
                 pull_codec(codec_from(spec.pull_compression))

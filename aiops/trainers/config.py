@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from aiops.compression import codec_from
+from aiops.compression.auto import AUTO
 from aiops.compression.pulls import pull_codec
 from aiops.consistency import Quorum, consistency_from
 from aiops.errors import ConfigError
@@ -225,7 +226,7 @@ class TrainConfig:
                 "rings; leave out one of them"
             )
         try:
-            if self.compression is not None:
+            if self.compression not in (None, AUTO):
                 codec_from(self.compression)
             if self.pull_compression is not None:
                 pull_codec(codec_from(self.pull_compression))

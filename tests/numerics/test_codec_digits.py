@@ -68,7 +68,7 @@ LONG = {
     "power-sgd 1": Case(PowerSGD(1, shapes=SHAPES), 0.8, 40),
     "power-sgd 2": Case(PowerSGD(2, shapes=SHAPES), 0.8, 24),
     "power-sgd 4": Case(PowerSGD(4, shapes=SHAPES), 0.8, 13),
-    "agc 50": Case(AGC(50), 0.8, 80),
+    "agc 50": Case(AGC(50), 0.8, 65),
     "agc 200": Case(AGC(200), 0.8, 190),
     "agc 500": Case(AGC(500), 0.8, 450),
     "random-k 10 %": Case(RandomK(0.1), 0.8, 9.9),
