@@ -54,6 +54,17 @@ class Place:
         self._seals: deque[asyncio.Future[None]] = deque()
         self._jumps = takes_part and table.has_lead
         self._newest = first  # version that was seen
+        self._to_skip = 0  # rounds to be sealed empty with the next seal
+
+    @property
+    def in_step(self) -> bool:
+        """Whether each clock of this worker is one round here, for which the others wait."""
+        return self._takes_part and not self._jumps
+
+    @property
+    def due(self) -> int:
+        """The round of this worker's clock, once what is to be skipped is skipped."""
+        return self.clock + self._to_skip
 
     @property
     def wanted(self) -> int:
@@ -116,6 +127,22 @@ class Place:
             self._send(_CONTRIBUTED if self._contributed else 0)
             self.clock += 1
             self.see(())
+        self._send_skipped()
+
+    def skip(self, rounds: int) -> None:
+        """Take no part in so many rounds: they are sealed empty, after the open one if it is used.
+
+        So a worker that has entered late comes to the clock at which it has entered another table.
+        """
+        self._to_skip += rounds
+        if not self._contributed and not self.sealed_early and not self._table.writes.under_way:
+            self._send_skipped()
+
+    def _send_skipped(self) -> None:
+        skip, self._to_skip = self._to_skip, 0
+        for _ in range(skip):
+            self._send(0)
+            self.clock += 1
 
     def seal_early(self) -> None:
         """Seal the open clock before the worker's tick."""

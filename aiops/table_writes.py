@@ -140,6 +140,11 @@ class Writes:
             self._alone.pop(future, None)
 
     @property
+    def under_way(self) -> bool:
+        """Whether any change is not acknowledged yet."""
+        return bool(self._awaited) or any(not future.done() for future in self._alone)
+
+    @property
     def alone(self) -> int:
         """How many changes go on that nobody awaits."""
         return sum(not future.done() for future in self._alone)

@@ -308,7 +308,7 @@ class Worker(WorkerIdentity):
         """Iterate over `n` steps, one clock each; yields absolute step numbers.
 
         The k-th loop of a script covers the `n` steps after those of the earlier loops; a
-        worker that was restarted at a later clock goes on there. Ends early, for all workers
+        worker that was lost and restarted goes on where the job is. Ends early, for all workers
         at the same boundary, after `stop`. `break` leaves the clock unsealed until the next
         `steps`, `tick` or `finish`.
         """

@@ -43,6 +43,7 @@ class Tables:
         self._open: dict[str, AnyTable] = {}
         self._opening: dict[str, asyncio.Task[AnyTable]] = {}
         self.state = WorkerState()
+        self._late: list[AnyTable] = []  # whose rounds this worker has entered after others
 
     @property
     def all(self) -> list[AnyTable]:
@@ -122,6 +123,8 @@ class Tables:
         if isinstance(table, Table):
             self.state.give(table)
         self._open[name] = table
+        if table.core.place.in_step:
+            self._take_place(table, opened.job_clock)
         return table
 
     @property
@@ -144,6 +147,26 @@ class Tables:
             for table in self.all
             if (compressor := table.core.compressor) is not None
         }
+
+    def _take_place(self, table: AnyTable, job_clock: int | None) -> None:
+        """Be at one clock of the job in all tables; see `TableOpened.job_clock`.
+
+        Otherwise others could wait for this worker's seal of one table while it waits for theirs
+        of another.
+        """
+        postoffice, place, late = self._worker.postoffice, table.core.place, self._late
+        if job_clock is None:
+            postoffice.entered(table.core.table_id, place.clock)
+            return
+        if late:
+            before = postoffice.job_clock
+            place.skip(max(before - job_clock, 0))
+            for other in late:
+                other.core.place.skip(max(job_clock - before, 0))
+        late.append(table)
+        postoffice.enters(job_clock)
+        for known in late:
+            postoffice.entered(known.core.table_id, known.core.place.due)
 
     async def opened(self) -> None:
         """Wait for what is being opened: this worker is counted on there already."""

@@ -222,7 +222,10 @@ class Catalogue:
         release = RoundRelease(table=entry.table, worker=message.worker, from_version=first)
         return [
             *entry.tell_servers(release, servers),
-            *(entry.tell_opened(w, first, initialise=hold.initialise) for w in hold.waiters),
+            *(
+                entry.tell_opened(w, first, initialise=hold.initialise, late=True)
+                for w in hold.waiters
+            ),
         ]
 
     def decided(self, server: int, message: RoundDecided, servers: Peers) -> list[Action]:
@@ -231,6 +234,23 @@ class Catalogue:
         if entry is None or entry.parts[0].server != server:
             return []
         return [Tell(message, servers[part.server]) for part in entry.parts[1:]]
+
+    def entered(self, table: int, offset: int) -> None:
+        """Note at which clock of the job somebody is in which round."""
+        entry = self._by_id.get(table)
+        if entry is not None:
+            # At a creation in the middle of a job workers may differ: the rounds are those of
+            # the one that is furthest.
+            entry.offset = offset if entry.offset is None else max(offset, entry.offset)
+
+    def clock_of(self, sealed: Mapping[int, tuple[int, int]]) -> int:
+        """Return up to which clock of the job a worker has sealed its tables, as far as known."""
+        known = (
+            entry.offset + mark[0]
+            for table, mark in sealed.items()
+            if (entry := self._by_id.get(table)) is not None and entry.offset is not None
+        )
+        return max(known, default=0)
 
     # --- leaving ---
 

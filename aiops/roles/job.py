@@ -126,6 +126,8 @@ class Job:
             clock=node.clock,
             trace=self.settings.trace,
             report_period_s=self.settings.report_period_s,
+            resumes=node.resumes,
+            ahead=node.ahead,
         )
         fields: dict[str, object] = {
             "node": str(node),
@@ -265,6 +267,8 @@ class Job:
             actions += [Tell(verdict, peer) for peer in servers.values()]
             node = self.members.rank("worker", verdict.worker)
             node.settled = True
+            sealed = self.catalogue.clock_of(verdict.sealed)
+            node.clock = max(node.clock, sealed - node.ahead)
             actions += self.catalogue.settled(node.rank, servers)
             actions += self._settle_claim(node, now)
         return actions

@@ -48,6 +48,8 @@ class Node(msgspec.Struct):
     state: NodeState = NodeState.ALIVE
     reason: str = ""
     clock: int = 0
+    ahead: int = 0  # its clock is that of the job minus this: so many had passed when it came
+    resumes: bool = False
     report: NodeReport | None = None
     settled: bool = True
     """Not so between a worker's loss and the moment when all servers know what it means."""
@@ -129,7 +131,9 @@ class Membership:
             self._nodes[join.role][rank] = node
         assert node.settled
         if node.state is NodeState.LEFT:
-            node.clock = 0  # its script had come to its end; only after a loss is there more to do
+            # Its script had come to its end; only after a loss is there more to do.
+            node.clock = node.ahead = 0
+        node.resumes = node.state is NodeState.LOST
         node.incarnation += 1
         node.peer = peer
         node.host, node.port, node.process_id = join.host, join.port, join.process_id

@@ -33,6 +33,7 @@ from aiops_protocol.control import (
     StatusRequest,
     StopRequest,
     StopVote,
+    TableEntered,
     TableInitialised,
 )
 from aiops_protocol.errors import ErrorCode
@@ -73,6 +74,10 @@ class SchedulerCore(Job):
                 return self._attach(node, message)
             case TableInitialised(table=table):
                 return self.catalogue.initialised(node.peer, table, self._server_peers())
+            case TableEntered(table=table, version=version, clock=clock, ahead=ahead):
+                node.ahead = ahead
+                self.catalogue.entered(table, clock - version)
+                return []
             case BarrierEnter():
                 return self.barriers.enter(node.peer, node.rank, message, self._active_ranks(), now)
             case RingEnter():

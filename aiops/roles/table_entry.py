@@ -106,13 +106,16 @@ class TableEntry(msgspec.Struct):
     waiters: list[Waiter]
     initialiser: Applicant | None = None
     holds: dict[int, Hold] = {}  # by rank
+    offset: int | None = None  # the clock of the job at round 0, as those in the rounds have it
 
     def tell_servers(self, message: ControlMessage, servers: Peers) -> list[Action]:
         """Send a message to every server that holds a part."""
         return [Tell(message, servers[part.server]) for part in self.parts]
 
-    def tell_opened(self, waiter: Waiter, from_version: int, *, initialise: bool = False) -> Tell:
-        """Answer a call with the table."""
+    def tell_opened(
+        self, waiter: Waiter, from_version: int, *, initialise: bool = False, late: bool = False
+    ) -> Tell:
+        """Answer a call with the table; `late`: the others are in its rounds already."""
         if waiter.applicant.takes_part:
             self.opened[waiter.who] = None
         message = TableOpened(
@@ -122,6 +125,7 @@ class TableEntry(msgspec.Struct):
             parts=self.parts,
             from_version=from_version,
             initialise=initialise,
+            job_clock=self.offset + from_version if late and self.offset is not None else None,
         )
         return Tell(message, waiter.applicant.peer)
 

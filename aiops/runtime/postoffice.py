@@ -43,6 +43,7 @@ from aiops_protocol.control import (
     StopProposal,
     StopRequest,
     StopVote,
+    TableEntered,
     TableInitialised,
     TableOpened,
     TableSpec,
@@ -86,6 +87,8 @@ class Postoffice:
         Why nothing works any more, or `None`.
     clock
         Completed clocks of this worker; kept here because the scheduler asks for it.
+    ahead
+        By how many clocks the job was ahead of that when this worker came.
     in_step
         Whether the worker is within a step that it has not completed.
     """
@@ -95,6 +98,8 @@ class Postoffice:
         self.failure: AiopsError | None = None
         self.ended_well: str | None = None
         self.clock = 0
+        self.ahead = 0
+        self._begun_at = 0
         self.in_step = False
         self.stop_vote: int | None = None
         self.stop_at: StopAt | None = None
@@ -130,6 +135,11 @@ class Postoffice:
     def expected_workers(self) -> int:
         """How many workers the job is meant to have; 0 if any number may come and go."""
         return self._state.expected_workers if self._state else 0
+
+    @property
+    def job_clock(self) -> int:
+        """The clock of the job, as far as this worker has completed it."""
+        return self.clock + self.ahead
 
     @property
     def members(self) -> list[Member]:
@@ -173,7 +183,8 @@ class Postoffice:
                 told = loop.time()
                 self.log.warning("waiting_for_members", reason=self._absent())
             await self._change(min(deadline, told + 3.0) - loop.time())
-        self.clock = self.joined.clock
+        self.clock = self._begun_at = self.joined.clock
+        self.ahead = self.joined.ahead
         self.log = get_logger(
             role="worker",
             rank=self.joined.rank,
@@ -243,7 +254,7 @@ class Postoffice:
                 if self.rings is not None:
                     self.rings.message(message)
             case StopProposal():
-                self.stop_vote = self.clock + 1 if self.in_step else self.clock
+                self.stop_vote = self.job_clock + 1 if self.in_step else self.job_clock
                 self._send(StopVote(clock=self.stop_vote))
             case StopAt():
                 self.stop_at = message
@@ -351,6 +362,20 @@ class Postoffice:
         self._send(AttachTable(call=call, name=name, spec=spec, observer=observer))
         return await future
 
+    def enters(self, job_clock: int) -> None:
+        """Come to the clock of the job at which this worker first takes part in a table's rounds.
+
+        A worker that resumes after a loss goes on at that clock, one that is new begins its own.
+        """
+        if self.joined.resumes and self.clock == self._begun_at and not self.in_step:
+            self.clock = self._begun_at = max(self.clock, job_clock - self.ahead)
+        self.ahead = max(self.ahead, job_clock - self.clock)
+
+    def entered(self, table: int, version: int) -> None:
+        """Tell in which round of a table this worker is at its clock of the job."""
+        clock, ahead = self.job_clock, self.ahead
+        self._send(TableEntered(table=table, version=version, clock=clock, ahead=ahead))
+
     def initialised(self, table: int) -> None:
         """Tell that the initial values are in."""
         self._send(TableInitialised(table=table))
@@ -374,10 +399,15 @@ class Postoffice:
 
         Waits while a stop is being agreed on that may lie at this boundary.
         """
-        while self.stop_at is None and self.stop_vote is not None and self.clock >= self.stop_vote:
+        while self._may_stop_here:
             self.check()
             await self._change(1.0)
-        return self.stop_at is None or self.clock < self.stop_at.clock
+        return self.stop_at is None or self.job_clock < self.stop_at.clock
+
+    @property
+    def _may_stop_here(self) -> bool:
+        vote = self.stop_vote
+        return self.stop_at is None and vote is not None and self.job_clock >= vote
 
     def report(self, report: NodeReport) -> None:
         """Send what this worker counted."""

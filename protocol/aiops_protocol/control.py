@@ -15,31 +15,25 @@ from msgspec import Meta
 from aiops_protocol.dialogue_control import DialogueOpen, Heard, OpenDialogue
 from aiops_protocol.limits import (
     MEMBERS_MAX,
-    PARTS_MAX,
     WORKERS_MAX,
 )
 from aiops_protocol.message import (
     MEMBER,
     OBSERVER,
     SCHEDULER,
-    SERVER,
     WORKER,
     Count,
     Counters,
     Document,
     Host,
-    KeyMark,
     Latency,
     Message,
     Metrics,
     Name,
     NewName,
     Port,
-    Ranks,
     Rounds,
     Seconds,
-    Settings,
-    Shape,
     Span,
     Spans,
     Text,
@@ -62,6 +56,17 @@ from aiops_protocol.round_control import (
     RoundHeld,
     RoundHold,
     RoundRelease,
+)
+from aiops_protocol.table_control import (
+    AttachTable,
+    DropShard,
+    OpenShard,
+    ShardPart,
+    ShardReady,
+    TableEntered,
+    TableInitialised,
+    TableOpened,
+    TableSpec,
 )
 
 __all__ = [
@@ -97,6 +102,7 @@ __all__ = [
     "StopProposal",
     "StopRequest",
     "StopVote",
+    "TableEntered",
     "TableInitialised",
     "TableOpened",
     "TableSpec",
@@ -148,6 +154,8 @@ class Joined(Message, frozen=True, tag=True, kw_only=True):
     clock: Count = 0
     trace: bool = False
     report_period_s: Seconds = 1.0
+    resumes: bool = False
+    ahead: Count = 0
 
 
 class Refused(Message, frozen=True, tag=True, kw_only=True):
@@ -197,111 +205,6 @@ class Shutdown(Message, frozen=True, tag=True, kw_only=True):
     reason: Text
     failed: bool = False
     node: Text = ""
-
-
-# --- tables -------------------------------------------------------------------------------
-
-
-class TableSpec(Message, frozen=True, tag=True, kw_only=True):
-    """All settings of a table that every worker must agree on.
-
-    `layout` is `dense`, or of a sparse table, whose shape is the width of a row, how its keys are
-    spread: `hashed` or `range`.
-    """
-
-    name: Name
-    shape: Shape
-    init_kind: Word
-    init: Settings
-    optimizer: Word
-    optimizer_settings: Settings
-    consistency: Word
-    consistency_settings: Settings
-    allow_nonfinite: bool = False
-    layout: Word = "dense"
-    compression: Text = ""
-    pull_compression: Text = ""
-
-
-class ShardPart(Message, frozen=True, tag=True, kw_only=True):
-    """One part of a table's partition: this server rank holds [begin, end)."""
-
-    server: Count
-    begin: KeyMark
-    end: KeyMark
-
-
-class AttachTable(Message, frozen=True, tag=True, kw_only=True):
-    """Worker to scheduler: create this table or join it. Without `spec`: only join it."""
-
-    senders = WORKER
-
-    call: Count
-    name: Name
-    spec: TableSpec | None = None
-    observer: bool = False
-
-
-class OpenShard(Message, frozen=True, tag=True, kw_only=True, omit_defaults=True):
-    """Scheduler to a server: hold this part of a new table.
-
-    `workers` are the ranks that take part in its rounds from version 0 on. Part 0 of so many
-    `parts` is the lead: where rounds close without late workers, it decides.
-    """
-
-    senders = SCHEDULER
-
-    table: Count
-    spec: TableSpec
-    begin: KeyMark
-    end: KeyMark
-    workers: Ranks
-    part: Count = 0
-    parts: Count = 1
-
-
-class ShardReady(Message, frozen=True, tag=True, kw_only=True):
-    """Server to scheduler: the part is allocated, or why not (`code` not 0)."""
-
-    senders = SERVER
-
-    table: Count
-    code: int = 0
-    text: Text = ""
-
-
-class DropShard(Message, frozen=True, tag=True, kw_only=True):
-    """Scheduler to a server: the table was not created after all; free its part."""
-
-    senders = SCHEDULER
-
-    table: Count
-
-
-class TableOpened(Message, frozen=True, tag=True, kw_only=True):
-    """Scheduler to worker: here is the table.
-
-    With `initialise` the worker sends the initial values to the servers and then
-    `TableInitialised`; the others are answered after that. `from_version` is the first
-    round this worker takes part in.
-    """
-
-    senders = SCHEDULER
-
-    call: Count
-    table: Count
-    spec: TableSpec
-    parts: Annotated[list[ShardPart], Meta(max_length=PARTS_MAX)]
-    from_version: Count
-    initialise: bool = False
-
-
-class TableInitialised(Message, frozen=True, tag=True, kw_only=True):
-    """Worker to scheduler: the initial values are in."""
-
-    senders = WORKER
-
-    table: Count
 
 
 # --- barriers and the common stop -----------------------------------------------------------
@@ -414,6 +317,7 @@ ControlMessage: TypeAlias = (
     | ShardReady
     | DropShard
     | TableOpened
+    | TableEntered
     | TableInitialised
     | RoundHold
     | RoundHeld

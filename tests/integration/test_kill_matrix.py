@@ -206,3 +206,20 @@ def goes_on(job: Job, *without: str) -> None:
 
 def nodes(process: Process, event: str) -> list[str]:
     return [line["node"] for line in process.lines if line["event"] == event]
+
+
+def test_a_killed_worker_that_is_started_again_goes_on_where_it_was() -> None:
+    """And all stop after one common step: none has a step to do alone."""
+    with real_job("BSP", "continue") as job:
+        former = job["worker-1"]
+        former.steps(20)
+        former.send(signal.SIGKILL)
+        former.end()
+        done = [line["step"] for line in former.lines if line["event"] == "step"]
+        again = job.start_worker("worker-1")
+        again.steps(10)
+        first = again.wait_for("step")["step"]
+        assert first >= done[-1], "what it had sealed is not done again"
+        job["worker-0"].tell()
+        assert len({worker.wait_for("stopped")["clock"] for worker in job.workers()}) == 1
+        assert [worker.end() for worker in job.workers()] == [0, 0, 0]

@@ -161,6 +161,7 @@ class Job:
         self._rule = rule
         self._policy = policy
         self._heartbeat_s = heartbeat_s
+        self._common: dict[str, str] = {}
 
     def __getitem__(self, name: str) -> Process:
         """Return a process by its name: `scheduler`, `server-0`, `worker-2`."""
@@ -169,6 +170,12 @@ class Job:
     def _start(self, name: str, *command: str, **environment: str) -> Process:
         process = self.processes[name] = Process(name, *command, **environment)
         return process
+
+    def start_worker(self, name: str) -> Process:
+        """Start a worker, also one that has run before."""
+        if name in self.processes:
+            self[name].kill()
+        return self._start(name, "-c", TRAINING, self._rule, **self._common, AIOPS_NAME=name)
 
     def start(self) -> None:
         """Start everybody, and wait until all workers train."""
@@ -179,14 +186,14 @@ class Job:
             *("--on-worker-loss", self._policy),
         )
         address = scheduler.wait_for("ready")["address"]
-        common = {"AIOPS_SCHEDULER": address}
+        common = self._common = {"AIOPS_SCHEDULER": address}
         for index in range(2):
             server = ("-m", "aiops", "server", "--log-format", "json", "--name", f"server-{index}")
             self._start(f"server-{index}", *server, **common)
             self[f"server-{index}"].wait_for("ready")  # one after the other, so ranks are known
         for index in range(3):
             name = f"worker-{index}"
-            self._start(name, "-c", TRAINING, self._rule, **common, AIOPS_NAME=name)
+            self.start_worker(name)
         for worker in self.workers():
             worker.steps(3)
 

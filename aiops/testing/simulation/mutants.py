@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from aiops import table_rounds
 from aiops.errors import AiopsError
 from aiops.roles import consistency, detector, patience, requests, rounds
 from aiops.runtime import control_link, data_connection
@@ -147,6 +148,10 @@ def _no_reconnect(self: data_connection.DataConnection, gone: link.Link, error: 
 def _say_nothing_again(self: dialogue.Dialogue, count: int) -> list[dialogue.Said]:
     self.heard(count)
     return []
+
+
+def _skip_nothing(self: table_rounds.Place, rounds: int) -> None:
+    """Stay where the table was entered."""
 
 
 def _no_second_connection(
@@ -308,5 +313,11 @@ MUTANTS: Final = (
         "silence",
         "the RTO runs for what waits by rule",
         _replace(requests.Channel, "owed", property(_owe_always)),
+    ),
+    Mutant(
+        "own-places",
+        "comeback",
+        "who enters several tables late is at another clock of the job in each",
+        _replace(table_rounds.Place, "skip", _skip_nothing),
     ),
 )

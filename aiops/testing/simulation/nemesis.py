@@ -126,10 +126,10 @@ class Nemesis:
         now, process = self._cluster.loop.time(), self._cluster.processes[name]
         if process.stopped or not process.alive:
             return False
+        ends = [s for s in self._network.streams if {s.host, s.peer_host} == {name, SCHEDULER}]
+        if len(ends) < 4:  # both ends of both connections: it is not a member yet, or not well
+            return False
         if kind == "scheduler-cut":
-            ends = [s for s in self._network.streams if {s.host, s.peer_host} == {name, SCHEDULER}]
-            if not ends:
-                return False
             self._network.cut(self._rng.choice(ends))
             self._unsettle(name, now)
             return True

@@ -10,6 +10,7 @@ import msgspec
 
 from aiops.testing.simulation.loop import SimLoop
 from aiops.testing.simulation.scenarios.agreement import agreement
+from aiops.testing.simulation.scenarios.comeback import comeback
 from aiops.testing.simulation.scenarios.common import Scenario
 from aiops.testing.simulation.scenarios.conservation import conservation
 from aiops.testing.simulation.scenarios.silence import silence
@@ -23,6 +24,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     "agreement": agreement,
     "survival": survival,
     "silence": silence,
+    "comeback": comeback,
 }
 
 

@@ -12,7 +12,7 @@ from aiops.testing.simulation.loop import SimLoop
 from aiops.worker import Worker
 from aiops_protocol.payload import Float32Array
 
-__all__ = ["HEARTBEAT_S", "REST_S", "Broken", "Scenario", "all_end", "count", "read"]
+__all__ = ["HEARTBEAT_S", "REST_S", "Broken", "Scenario", "all_end", "count", "read", "start_again"]
 
 HEARTBEAT_S: Final = 0.5
 """The heartbeat period of simulated clusters: the default of real ones."""
@@ -44,6 +44,18 @@ async def all_end(tasks: Iterable[asyncio.Task[Any]]) -> None:
         raise Broken(f"{REST_S:g} s after the last fault somebody still waits") from None
     except AiopsError as error:
         raise Broken(f"after faults that everybody survives: {error!r}") from error
+
+
+def start_again(
+    cluster: SimCluster, name: str, main: Callable[[Worker], Awaitable[Any]]
+) -> asyncio.Task[Any]:
+    """Start a worker that was killed.
+
+    Whatever harms its link to the scheduler ends now: a stranger may be at an address that a
+    person gave, so who gets damaged bytes from there at first raises at once, as it should.
+    """
+    cluster.network.repair(name, "scheduler")
+    return cluster.worker(name, main)
 
 
 async def read(cluster: SimCluster, name: str) -> Float32Array:

@@ -16,7 +16,14 @@ from aiops.optim import Add
 from aiops.testing.simulation.cluster import SimCluster
 from aiops.testing.simulation.loop import SimLoop
 from aiops.testing.simulation.nemesis import Nemesis
-from aiops.testing.simulation.scenarios.common import HEARTBEAT_S, Broken, all_end, count, read
+from aiops.testing.simulation.scenarios.common import (
+    HEARTBEAT_S,
+    Broken,
+    all_end,
+    count,
+    read,
+    start_again,
+)
 from aiops.worker import Worker
 from aiops_protocol.payload import Float32Array
 
@@ -87,7 +94,7 @@ async def conservation(
             count(seen, "kill")
             cluster.kill(name)
             await asyncio.sleep(loop.rng.expovariate(2))
-            running[name] = cluster.worker(name, push_all)
+            running[name] = start_again(cluster, name, push_all)
     await storm
     for kind, times in nemesis.injected.items():
         count(seen, kind, times)
