@@ -9,7 +9,7 @@ PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 CODE   := aiops protocol cli tests $(wildcard benchmarks examples)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test format lint types layers docs fuzz bench sim mutants kill-matrix local-sgd ring-matrix ring-kills codec-sweep clean
+.PHONY: help demo test format lint types layers docs fuzz bench bench-all-reduce sim mutants kill-matrix local-sgd ring-matrix ring-kills codec-sweep clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' Makefile
@@ -39,6 +39,15 @@ demo: $(VENV)/.demo  ## train handwritten digits on a local cluster: 2 servers, 
 
 bench: $(VENV)/.demo  ## push and pull between two processes, against a raw socket
 	@$(BIN)/aiops bench push-pull
+
+$(VENV)-peers/.done: | $(BIN)/python
+	@echo "installing torch and MPI into $(VENV)-peers (once; 1 GB): only to be compared with"
+	@$(PYTHON) -m venv $(VENV)-peers
+	@$(VENV)-peers/bin/python -m pip install --quiet --disable-pip-version-check numpy torch mpi4py mpich
+	@touch $@
+
+bench-all-reduce: $(VENV)/.demo $(VENV)-peers/.done  ## all-reduce over TCP and shared memory, against raw sockets, gloo and MPI
+	@$(BIN)/aiops bench all-reduce --python $(VENV)-peers/bin/python
 
 # --- for developers ---
 
@@ -93,4 +102,4 @@ codec-sweep: $(VENV)/.dev  ## every codec on the digits against dense, over five
 	$(BIN)/python -m pytest tests/numerics/test_codec_digits.py --codec-sweep -q -o faulthandler_timeout=0
 
 clean:  ## remove the environment and every cache
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV)-peers .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 import aiops
+from aiops.benchmarking.all_reduce import RingRow, measure_all_reduce
 from aiops.benchmarking.push_pull import measure_push_pull
 from aiops.benchmarking.rounds import Row
 from aiops_cli.bench_codecs import codecs
@@ -64,6 +65,76 @@ def push_pull(as_json: bool, quick: bool, max_bytes: int) -> None:
         print(json.dumps({"rows": [asdict(row) for row in rows], "machine": _machine()}))
     else:
         Console().print(_table(rows))
+
+
+@bench.command("all-reduce", epilog="Example:  aiops bench all-reduce --processes 2 --quick")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+@click.option("--quick", is_flag=True, help="Fewer rounds: half a minute, for a first look.")
+@click.option(
+    "--max-bytes",
+    type=click.IntRange(min=4096),
+    default=64 << 20,
+    show_default="64 MB",
+    metavar="BYTES",
+    help="Leave out sizes above this.",
+)
+@click.option(
+    "--processes",
+    type=click.IntRange(min=2, max=64),
+    multiple=True,
+    default=(2, 4),
+    show_default="2 and 4",
+    help="How many processes take part; may be given again.",
+)
+@click.option(
+    "--python",
+    type=click.Path(exists=True, dir_okay=False),
+    default=sys.executable,
+    show_default="this one",
+    help="The Python in which torch (gloo) and mpi4py (MPI) are looked for.",
+)
+@logging_options("warning")
+def all_reduce(
+    as_json: bool, quick: bool, max_bytes: int, processes: tuple[int, ...], python: str
+) -> None:
+    """Time all-reduces between processes, over TCP and over shared memory.
+
+    Arrays of 4 KB to 64 MB of float32. In turns with aiops a ring of raw sockets does the same, and
+    so do gloo and MPI where they are installed. The ratios of the medians are the figures to
+    compare between machines.
+    """
+    rows = aiops.run(
+        measure_all_reduce(
+            quick=quick,
+            bytes_max=max_bytes,
+            processes=processes,
+            python=python,
+            progress=lambda line: print(line, file=sys.stderr),
+        )
+    )
+    if as_json:
+        print(json.dumps({"rows": [asdict(row) for row in rows], "machine": _machine()}))
+    else:
+        Console().print(_ring_table(rows))
+
+
+def _ring_table(rows: Sequence[RingRow]) -> Table:
+    """One line for each size and peer; a ratio below 1 says that this one is faster."""
+    table = Table(box=SIMPLE_HEAD)
+    table.add_column("ranks")
+    table.add_column("size", justify="right", no_wrap=True)
+    table.add_column("peer", no_wrap=True)
+    for heading in ("median", "time/raw", "/gloo", "/mpi"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    before = None
+    for row in rows:
+        case = (str(row.processes), _size(row.bytes), row.op)
+        ratios = (row.ratio_to_raw, row.ratio_to_gloo, row.ratio_to_mpi)
+        written = ["" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
+        shown = ("", "") if case == before else case[:2]
+        table.add_row(*shown, row.peer, _time(row.median_s), *written)
+        before = case
+    return table
 
 
 def _table(rows: Sequence[Row]) -> Table:

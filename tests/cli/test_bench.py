@@ -1,4 +1,4 @@
-"""`aiops bench push-pull` runs and says what it promises. No time is asserted anywhere."""
+"""`aiops bench` runs and says what it promises. No time is asserted anywhere."""
 
 from __future__ import annotations
 
@@ -77,4 +77,31 @@ def test_wrong_use_is_exit_code_2(arguments: list[str], named: str) -> None:
 
 def test_help_has_an_example_and_lists_only_what_exists() -> None:
     assert "aiops bench push-pull" in CliRunner().invoke(bench, ["push-pull", "--help"]).output
-    assert set(bench.commands) == {"push-pull"}
+    assert set(bench.commands) >= {"push-pull", "all-reduce"}
+
+
+def test_all_reduce_has_a_row_for_each_peer_that_is_there() -> None:
+    done = run("all-reduce", "--json", "--quick", "--max-bytes", "65536", "--processes", "2")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["rows"]
+    assert all(row.keys() >= ROW | {"processes", "ratio_to_gloo", "ratio_to_mpi"} for row in rows)
+    shared = ["aiops shared", "aiops shared copied"] if sys.platform == "linux" else []
+    found = {
+        size: [r["peer"] for r in rows if r["op"] == "all-reduce" and r["bytes"] == size]
+        for size in (4096, 65536)
+    }
+    for peers in found.values():
+        assert [peer for peer in peers if peer not in ("gloo", "mpi")] == [
+            "aiops tcp",
+            *shared,
+            "raw",
+        ]
+    assert [row["peer"] for row in rows[-2:]] == ["aiops in process", "copying"]
+    for row in rows:
+        assert 0 < row["min_s"] <= row["median_s"] <= row["max_s"]
+        assert row["peer"] not in ("raw", "copying") or row["ratio_to_raw"] == 1.0
+
+
+def test_all_reduce_wants_two_processes_at_least() -> None:
+    done = CliRunner().invoke(bench, ["all-reduce", "--processes", "1"])
+    assert done.exit_code == 2
