@@ -434,11 +434,14 @@ class Table(FunctionCalls):
             return await core.reads.fetch(choice, out, timeout_s, "push_pull")
         operation = core.writes.plan(PushPull, gradient, None, timeout_s, verb="push_pull")
         core.place.contribute()
+        marks = core.staleness.marks() if core.staleness is not None else []
         values = np.empty(self.shape, np.float32) if out is None else out
         memory = as_bytes(values.reshape(-1))
         for part, piece in zip(operation.parts, choice.pieces, strict=True):
             part.into = memory[4 * piece.start : 4 * piece.stop]
         await core.writes.perform(operation)
+        if core.staleness is not None:
+            core.staleness.read(operation.versions, marks)
         return values, sum(operation.versions.values())
 
     def close(self) -> None:

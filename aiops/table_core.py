@@ -15,6 +15,7 @@ from aiops.table_compression import compressor_for
 from aiops.table_reads import Reads
 from aiops.table_replica import PulledReplica
 from aiops.table_rounds import Place
+from aiops.table_staleness import Staleness
 from aiops.table_writes import RowWrites, Writes
 from aiops_protocol.codecs import mix
 from aiops_protocol.control import TableOpened, TableSpec
@@ -53,6 +54,8 @@ class TableCore:
         What compresses the pushes of this worker, if anything does.
     replica
         This worker's copy of the public replica, if pulls are compressed.
+    staleness
+        What pushes are computed on; only without rounds.
     outboxes
         One for each shard: its mutations are numbered there.
     """
@@ -78,6 +81,7 @@ class TableCore:
         self.compressor: Compressor | None = None
         self.replica: PulledReplica | None = None
         self.place = Place(self, opened.from_version, takes_part=takes_part)
+        self.staleness = None if self.has_rounds else Staleness(len(opened.parts))
         self.reads = Reads(self, None)
         self.writes = Writes(self)
 
@@ -94,7 +98,10 @@ class TableCore:
 
     def stats(self) -> dict[str, Any]:
         """Return what is counted of this table."""
-        return {"late": self.place.late} if self.has_lead else {}
+        found: dict[str, Any] = {"late": self.place.late} if self.has_lead else {}
+        if self.staleness is not None:
+            found["staleness"] = dict(sorted(self.staleness.histogram.counts.items()))
+        return found
 
     def close(self) -> None:
         """Let go of what runs in the background."""

@@ -43,6 +43,7 @@ class Reads:
         self._table = table
         self._whole = whole
         self._ahead: _Ahead | None = None
+        self._read_ahead: tuple[dict[int, int], list[int]] = {}, []
 
     async def fetch(
         self,
@@ -79,10 +80,16 @@ class Reads:
     ) -> int:
         """Pull into this memory, or bring the copy of the replica up to date."""
         table = self._table
+        staleness = table.staleness
+        marks = staleness.marks() if staleness is not None else []
         versions = await self.ask(
             choice.pieces, memory, table.place.wanted, timeout_s, verb, choice
         )
-        if not table.has_rounds:
+        if staleness is not None:
+            if verb == "prefetch":
+                self._read_ahead = versions, marks
+            else:
+                staleness.read(versions, marks)
             return sum(versions.values())
         newest = max(versions.values(), default=0)
         while stale := [piece for piece in choice.pieces if versions[piece.shard] < newest]:
@@ -183,6 +190,8 @@ class Reads:
             if self._is_good(ahead) and (timeout_s is None or ahead.task.done()):
                 values, version = await ahead.task
                 self._table.place.see((version,))
+                if self._table.staleness is not None:
+                    self._table.staleness.read(*self._read_ahead)
                 if out is None:
                     return values, version
                 out[...] = values

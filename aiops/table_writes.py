@@ -75,14 +75,18 @@ class Writes:
         operation = table.customer.operation(verb, table.subject(choice), timeout_s)
         # Where nothing waits for it, a learning rate may still go by it.
         clock = table.place.clock if table.is_clocked else table.worker.clock
-        table_id, outboxes = table.table_id, table.outboxes
+        table_id, outboxes, staleness = table.table_id, table.outboxes, table.staleness
         for shard, begin, end, ranges, start, stop, keys in choice.pieces:
             payload = memory[4 * start : 4 * stop]
             outbox = outboxes[shard]
-            Part(  # in the order of its fields: names would cost as much as the object
+            part = Part(  # in the order of its fields: names would cost as much as the object
                 operation, kind, table_id, shard, clock, begin, end, ranges, flags, payload, None,
                 outbox, keys,
             )  # fmt: skip
+            if staleness is not None:
+                part.base = staleness.base(shard)
+        if staleness is not None and kind is not Assign:
+            operation.staleness = staleness.histogram
         return operation
 
     def start(self, operation: Operation) -> asyncio.Future[None]:

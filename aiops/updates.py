@@ -84,6 +84,8 @@ class Updates(AsyncIterator[tuple[int, Float32Array]]):
             self._versions = await self._ask(shards, self._values)
         else:
             await self._take_changes(await self._any_change(shards))
+        if self._core.staleness is not None:
+            self._core.staleness.read(self._versions, self._core.staleness.marks())
         return sum(self._versions.values()), self._values.copy()
 
     async def _any_change(self, shards: list[int]) -> list[int]:

@@ -408,7 +408,8 @@ class Worker(WorkerIdentity):
 
         Of compression: the codec, how many pushes, the bytes that were given and the bytes that
         they became (without frames), and the norm of what is held back. Of a table: `late`,
-        contributions that came after their round had closed.
+        contributions that came after their round had closed; `staleness`, pushed pieces by the
+        number of changes of others between read and push (16 and more under powers of two).
         """
         return {
             **self._reports.stats(),

@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 from enum import Enum
 from itertools import count
+from math import inf
 from typing import Final
 
 import msgspec
 
-from aiops_protocol.control import ClusterState, Join, Member, NodeReport
+from aiops_protocol.control import ClusterState, Join, Member, NodeReport, TableReport
 from aiops_protocol.limits import SERVERS_MAX, WORKERS_MAX
 
 __all__ = ["Membership", "Node", "NodeState"]
@@ -51,6 +52,10 @@ class Node(msgspec.Struct):
     ahead: int = 0  # its clock is that of the job minus this: so many had passed when it came
     resumes: bool = False
     report: NodeReport | None = None
+    tables: dict[str, TableReport] = {}
+    """What a server has counted of each."""
+    warned_at: float = -inf
+    """When it was last said of a worker that it is slow."""
     settled: bool = True
     """Not so between a worker's loss and the moment when all servers know what it means."""
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from aiops.errors import AiopsError
+from aiops.observability.staleness import StalenessHistogram
 from aiops_protocol.delivery import Outbox
 from aiops_protocol.frames import Call, Reply, Request
 from aiops_protocol.payload import Buffer
@@ -44,6 +45,8 @@ class Operation(msgspec.Struct, eq=False):
         It has changed what is kept for later, so that it must happen.
     encode_s
         What encoding has taken, of a push that the cost gate wants to hear of; else 0.
+    staleness
+        Takes how stale its pushes were when they were applied.
     torn
         Shards whose answers to a pull differ in version: a round closed between them.
     """
@@ -63,6 +66,7 @@ class Operation(msgspec.Struct, eq=False):
     waiting_for: dict[int, int] = {}
     error: AiopsError | None = None
     done: bool = False
+    staleness: StalenessHistogram | None = None
     kept: bool = False
     encode_s: float = 0.0
     token: Any = None

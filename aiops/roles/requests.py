@@ -300,6 +300,8 @@ class Channel:
         if known != reply.version and part.outbox is None:
             operation.torn[part.shard] = None
         operation.versions[part.shard] = reply.version
+        if part.base >= 0 and operation.staleness is not None and not part.resent:
+            operation.staleness.note(reply.version - 1 - part.base)
         self._last_id = part.request_id
         self._settle(part)
         return part
@@ -318,7 +320,11 @@ class Channel:
 
     def _sample(self, part: Part, reply: Reply, now: float) -> None:
         """Take the time of an answer that neither a rule nor a lost connection has kept."""
-        by_rule = part.waits or isinstance(reply, Parked) or (part.outbox is None and part.clock)
+        by_rule = (
+            part.waits
+            or isinstance(reply, Parked)
+            or (part.outbox is None and (part.clock or part.base >= 0))
+        )
         if not by_rule and part.sent_to and not part.resent:
             self.trips.took(now - part.sent_at, part.size, now)
 

@@ -7,6 +7,7 @@ orderly end are `job.py`; tables, barriers and the common stop have files of the
 from __future__ import annotations
 
 from math import inf
+from typing import Final
 
 import msgspec
 
@@ -14,6 +15,7 @@ from aiops.roles.actions import Action, Note, Tell
 from aiops.roles.job import Job
 from aiops.roles.membership import Node, NodeState
 from aiops.roles.settings import SchedulerSettings
+from aiops.roles.slowness import clocks_behind
 from aiops.roles.status import status
 from aiops.roles.table_entry import Applicant
 from aiops_protocol.control import (
@@ -35,11 +37,15 @@ from aiops_protocol.control import (
     StopVote,
     TableEntered,
     TableInitialised,
+    TableReport,
 )
 from aiops_protocol.errors import ErrorCode
 from aiops_protocol.ring_control import RingEnter, RingHalted
 
 __all__ = ["SchedulerCore"]
+
+WARN_AGAIN_S: Final = 60.0
+"""How often it is said of the same worker that it is slow."""
 
 
 class SchedulerCore(Job):
@@ -101,6 +107,9 @@ class SchedulerCore(Job):
                 return self.catalogue.shard_ready(node.rank, message, self._server_peers())
             case RoundHeld():
                 return self.catalogue.held(node.rank, message, self._server_peers())
+            case TableReport():
+                node.tables[message.table] = message
+                return []
             case RoundDecided():
                 return self.catalogue.decided(node.rank, message, self._server_peers())
             case LossReport():
@@ -114,12 +123,28 @@ class SchedulerCore(Job):
             case NodeReport():
                 node.report = message
                 node.clock = max(node.clock, message.clock)
-                return []
+                return self._speak_of(node, now)
             case Leave(clean=clean, reason=reason):
                 return self._gone(node, clean, reason, now)
             case _:
                 fields: dict[str, object] = {"message": type(message).__name__, "node": str(node)}
                 return [Note("unexpected_message", fields, "warning")]
+
+    def _speak_of(self, node: Node, now: float) -> list[Action]:
+        """Say of a worker that it is far behind the others; not too often."""
+        if node.state is not NodeState.ALIVE or node.role != "worker":
+            return []
+        clocks = {worker.rank: worker.clock for worker in self.members.active_workers()}
+        behind = clocks_behind(node.rank, clocks)
+        if not behind or now < node.warned_at + WARN_AGAIN_S:
+            return []
+        node.warned_at = now
+        fields: dict[str, object] = {
+            "worker": node.rank,
+            "clock": node.clock,
+            "clocks_behind": behind,
+        }
+        return [Note("worker_behind", fields, "warning")]
 
     def _attach(self, node: Node, message: AttachTable) -> list[Action]:
         servers = self._server_peers()

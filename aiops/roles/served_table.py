@@ -25,6 +25,7 @@ from aiops.roles.public_replica import PublicReplica
 from aiops.roles.quorum import Share
 from aiops.roles.rounds import Mark
 from aiops.roles.shards import Where
+from aiops.roles.table_watch import TableWatch
 from aiops.sparse import NoRoom
 from aiops_protocol.control import RoundDecided, TableSpec
 from aiops_protocol.delivery import Inbox, Verdict
@@ -105,6 +106,7 @@ class ServedTable:
         "rule",
         "sparse",
         "table_id",
+        "watch",
     )
 
     def __init__(
@@ -132,6 +134,7 @@ class ServedTable:
         self.pulls: list[Waiting] = []
         self._callers = callers
         self._shape = tuple(spec.shape)
+        self.watch = TableWatch(spec.name, rule)
         self._nonfinite = spec.allow_nonfinite
         self._to_initialise = 0 if initialised else self.end - self.begin
         self._initialiser: tuple[int, int] | None = None
@@ -266,7 +269,10 @@ class ServedTable:
             try:
                 if type(request) is Assign:
                     return self.rule.assign(caller.rank, request.clock, where, values), ""
-                return self.rule.push(caller.rank, request.clock, where, values), ""
+                outcome = self.rule.push(caller.rank, request.clock, where, values)
+                if outcome is OK and flags & _BASE_VERSION and not self.rule.has_rounds:
+                    self.watch.staleness.note(self.rule.version - 1 - request.base_version)
+                return outcome, ""
             except NoRoom as error:
                 return ErrorCode.OUT_OF_MEMORY, f"table {self.name}: {error}"
             except Exception as error:
@@ -436,6 +442,15 @@ class ServedTable:
                 request = waiting.request
                 behind = self.rule.behind(request.clock)
                 yield notice(waiting.peer, request, self.rule.version, self.epoch, behind)
+
+    def look(self, now: float) -> Iterator[Note]:
+        """Look at who waits for whom."""
+        waiting = (
+            (self._callers[one.peer].rank, one.request.clock)
+            for one in (*self.pulls, *self.parked)
+            if one.peer in self._callers
+        )
+        return self.watch.look(waiting, now)
 
     # --- workers that come and go ---
 

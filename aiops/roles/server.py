@@ -48,6 +48,7 @@ from aiops_protocol.control import (
     ShardReady,
     Shutdown,
     StopAt,
+    TableReport,
 )
 from aiops_protocol.errors import ErrorCode
 from aiops_protocol.frames import Call, Flag, Pull, Query, Request, Seal
@@ -209,7 +210,13 @@ class ServerCore:
                 table.rule.now = now
                 actions += table.advance()
             actions += table.notices(now)
+            actions += table.look(now)
         return actions
+
+    def reports(self) -> list[TableReport]:
+        """Return what tables have counted, of those where it has changed since the last time."""
+        found = (table.watch.report() for table in self.tables.values())
+        return [report for report in found if report is not None]
 
     def next_deadline(self) -> float | None:
         """When a round closes without those who are late: `tick` should be called then."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from aiops.observability.staleness import StalenessHistogram
 from aiops.roles.membership import Node, NodeState
+from aiops_protocol.control import TableReport
 
 if TYPE_CHECKING:
     from aiops.roles.job import Job
@@ -27,6 +30,9 @@ def status(core: Job, now: float) -> dict[str, object]:
         "workers": [_node(node) | _refused(core, node, now) for node in workers],
         "tables": core.catalogue.describe(),
         "rounds": _rounds(servers),
+        "staleness": _staleness(servers),
+        "late": _late(servers),
+        "slow": _slow(servers),
         "barriers": core.barriers.waiting(),
         "stop": core.stopping.reason,
         "bytes": _bytes(workers),
@@ -71,6 +77,38 @@ def _rounds(servers: list[Node]) -> dict[str, dict[str, object]]:
             versions[node.rank] = version
             waiting += [rank for rank in missing if rank not in waiting]
     return rounds
+
+
+def _reports(servers: list[Node]) -> Iterator[TableReport]:
+    for node in servers:
+        if node.state is NodeState.ALIVE:
+            yield from node.tables.values()
+
+
+def _staleness(servers: list[Node]) -> dict[str, dict[int, int]]:
+    """Per table: gradients by the changes of others between read and push, over all servers."""
+    found: dict[str, StalenessHistogram] = {}
+    for report in _reports(servers):
+        if report.staleness:
+            found.setdefault(report.table, StalenessHistogram()).add(report.staleness)
+    return {table: dict(sorted(each.counts.items())) for table, each in found.items()}
+
+
+def _late(servers: list[Node]) -> dict[str, dict[int, int]]:
+    """Per table: contributions of each worker that came after their round had closed."""
+    return {report.table: dict(report.late) for report in _reports(servers) if report.late}
+
+
+def _slow(servers: list[Node]) -> dict[str, dict[int, dict[str, float]]]:
+    """Per table: workers that keep the others waiting, as seen where it is worst."""
+    found: dict[str, dict[int, dict[str, float]]] = {}
+    for report in _reports(servers):
+        for rank, (clocks, waited_s) in report.slow.items():
+            known = found.setdefault(report.table, {}).get(rank)
+            if known is None or waited_s > known["waited_s"]:
+                entry = {"clocks_behind": clocks, "waited_s": round(waited_s, 1)}
+                found[report.table][rank] = entry
+    return found
 
 
 def _bytes(workers: list[Node]) -> dict[str, int]:

@@ -424,6 +424,8 @@ class Server:
             self._control.traffic,
         )
         self._control.send(report)
+        for counted in self._core.reports():
+            self._control.send(counted)
 
     # --- for the owner ---
 

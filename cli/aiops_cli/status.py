@@ -16,6 +16,7 @@ from rich.table import Table
 import aiops
 from aiops.errors import DialFailed
 from aiops.observability import LatencyHistogram
+from aiops.observability.staleness import bucket_name
 from aiops_cli.cluster_file import ClusterFile
 from aiops_cli.console import print_json
 from aiops_cli.options import (
@@ -129,7 +130,7 @@ def picture(document: dict[str, Any]) -> RenderableType:
     parts: list[RenderableType] = [escape(summary(document)), _nodes(document)]
     if document["tables"]:
         parts.append(_tables(document))
-    parts += [escape(line) for line in waits(document)]
+    parts += [escape(line) for line in (*waits(document), *slowness(document))]
     parts.append(
         "bytes  " + ", ".join(f"{cause} {size(n)}" for cause, n in document["bytes"].items())
     )
@@ -198,6 +199,22 @@ def waits(document: dict[str, Any]) -> Iterator[str]:
     for name, arrived in document["barriers"].items():
         missing = ", ".join(str(rank) for rank in live if rank not in arrived)
         yield f"barrier {name} waits for worker {missing}"
+
+
+def slowness(document: dict[str, Any]) -> Iterator[str]:
+    """Yield one line for each worker that keeps the others waiting, and how stale gradients are."""
+    for name, workers in document["slow"].items():
+        for rank, entry in workers.items():
+            yield (
+                f"table {name}: the others have waited {entry['waited_s']:g} of the last 10 s for "
+                f"worker {rank}, which is {entry['clocks_behind']} clocks behind"
+            )
+    for name, counts in document["late"].items():
+        listed = ", ".join(f"worker {rank}: {count}" for rank, count in counts.items())
+        yield f"table {name}: contributions that came too late: {listed}"
+    for name, counts in document["staleness"].items():
+        listed = ", ".join(f"{bucket_name(int(least))}: {n}" for least, n in counts.items())
+        yield f"table {name}: staleness of gradients: {listed}"
 
 
 def size(count: float) -> str:

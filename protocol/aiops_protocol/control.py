@@ -56,6 +56,7 @@ from aiops_protocol.round_control import (
     RoundHeld,
     RoundHold,
     RoundRelease,
+    TableReport,
 )
 from aiops_protocol.table_control import (
     AttachTable,
@@ -105,6 +106,7 @@ __all__ = [
     "TableEntered",
     "TableInitialised",
     "TableOpened",
+    "TableReport",
     "TableSpec",
 ]
 
@@ -323,6 +325,7 @@ ControlMessage: TypeAlias = (
     | RoundHeld
     | RoundRelease
     | RoundDecided
+    | TableReport
     | DeathQuery
     | LossReport
     | DeathVerdict

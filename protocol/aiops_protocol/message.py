@@ -66,6 +66,12 @@ Weights: TypeAlias = Annotated[
 ]
 """Per table: weights of the contributions to the rounds that `Sealed` tells of, newest first."""
 
+Tally: TypeAlias = Annotated[dict[Count, Count], Meta(max_length=WORKERS_MAX)]
+"""Worker rank to count."""
+
+Slowness: TypeAlias = Annotated[dict[Count, tuple[Count, Seconds]], Meta(max_length=WORKERS_MAX)]
+"""Worker rank: clocks that it is behind, seconds for which others have waited for it lately."""
+
 Shares: TypeAlias = Annotated[
     list[tuple[Count, Count, float]], Meta(max_length=WINDOW_MUTATIONS * WORKERS_MAX)
 ]

@@ -11,9 +11,13 @@ from aiops_protocol.message import (
     SCHEDULER,
     SERVER,
     Count,
+    Histogram,
     Message,
+    Name,
     Sealed,
     Shares,
+    Slowness,
+    Tally,
     Weights,
 )
 
@@ -25,6 +29,7 @@ __all__ = [
     "RoundHeld",
     "RoundHold",
     "RoundRelease",
+    "TableReport",
 ]
 
 
@@ -73,6 +78,22 @@ class RoundDecided(Message, frozen=True, tag=True, kw_only=True):
     table: Count
     version: Count
     shares: Shares
+
+
+class TableReport(Message, frozen=True, tag=True, kw_only=True):
+    """Server to scheduler: what was counted at its part of a table, after it has changed.
+
+    `staleness`: gradients by the changes of others between read and push (below 16 one by one,
+    then under powers of two). `late`: contributions that came after their round had closed, at
+    the lead. `slow`: workers for which others have waited most of the last seconds.
+    """
+
+    senders = SERVER
+
+    table: Name
+    staleness: Histogram = msgspec.field(default_factory=dict)
+    late: Tally = msgspec.field(default_factory=dict)
+    slow: Slowness = msgspec.field(default_factory=dict)
 
 
 class DeathQuery(Message, frozen=True, tag=True, kw_only=True):

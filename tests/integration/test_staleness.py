@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import aiops
-from aiops import SSP, Table, Worker
+from aiops import ASP, SSP, Table, Worker
+from aiops.consistency import Consistency
 from aiops.errors import ConfigError, RequestTimeout, TableMismatch
 from aiops.optim import Add
 
@@ -129,3 +130,36 @@ async def test_the_staleness_of_a_table_is_one_setting_for_all() -> None:
             await opened(worker, 2)
         with pytest.raises(ConfigError, match="pass BSP"):
             await worker.table("v", shape=(1,), consistency="ssp")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mode", [ASP(), SSP(staleness=9)], ids=["asp", "ssp"])
+async def test_the_staleness_of_gradients_is_counted(mode: Consistency) -> None:
+    """The same by the workers that push and by the servers, whatever the way of reading."""
+    async with aiops.LocalCluster(servers=2) as cluster:
+        one = await cluster.connect(name="one")
+        two = await cluster.connect(name="two")
+        first, second = [
+            await worker.table("w", shape=(40,), optimizer=Add(), consistency=mode)
+            for worker in (one, two)
+        ]
+        ones = np.ones(40, np.float32)
+        await first.push(ones)  # computed on nothing
+        await first.pull()
+        await second.pull()
+        for _ in range(3):
+            await second.push(ones)  # its own pushes make nothing stale
+        await first.push(ones)
+        first.prefetch()
+        await first.pull()
+        await second.push_pull(ones)
+        await first.push(ones)
+        await second.push(ones)
+        assert one.stats()["tables"]["w"]["staleness"] == {1: 2, 3: 2}
+        assert two.stats()["tables"]["w"]["staleness"] == {0: 6, 1: 4}
+        status = await aiops.fetch_status(cluster.address)
+        while "w" not in status["staleness"] or sum(status["staleness"]["w"].values()) < 14:
+            await asyncio.sleep(0.05)
+            status = await aiops.fetch_status(cluster.address)
+        assert status["staleness"]["w"] == {"0": 6, "1": 6, "3": 2}
+        for worker in (one, two):
+            await worker.close()
