@@ -38,7 +38,7 @@ class KeyChoice(NamedTuple):
 
     def gathered(self, given: Float32Array) -> Float32Array:
         """Return the rows given for the keys in the order of the wire, repeated ones added up."""
-        ordered = given[self.order]
+        ordered = np.take(given, self.order, axis=0, mode="clip")  # twice as fast as [order]
         if self.starts is None or not ordered.size:
             return ordered
         summed: Float32Array = np.add.reduceat(ordered, self.starts, axis=0)
@@ -84,13 +84,16 @@ class KeyLayout:
         """Return the pieces for these keys; `UsageError` for what is no key."""
         given = _checked(keys, f"{verb} on table {self.name}")
         words = mix(given) if self._hashed else given
-        order = np.argsort(words, kind="stable")
-        words = words[order]
+        order = np.argsort(words)
+        ordered = words[order]
         starts: NDArray[np.int64] | None = None
-        fresh = words[1:] != words[:-1]
+        fresh = ordered[1:] != ordered[:-1]
         if not fresh.all():
+            # Rows of one key are added up in the order given. Four times slower, so only then.
+            order = np.argsort(words, kind="stable")
             starts = np.append(0, np.flatnonzero(fresh) + 1)
-            words = words[starts]
+            ordered = ordered[starts]
+        words = ordered
         choice = Choice((words.size, self.width), self._cut(words), None, None)
         return KeyChoice(choice, order, starts)
 

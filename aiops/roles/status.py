@@ -28,7 +28,7 @@ def status(core: Job, now: float) -> dict[str, object]:
         "expected": dict(core.members.expected),
         "servers": [_node(node) for node in servers],
         "workers": [_node(node) | _refused(core, node, now) for node in workers],
-        "tables": core.catalogue.describe(),
+        "tables": _tables(core, servers),
         "rounds": _rounds(servers),
         "staleness": _staleness(servers),
         "late": _late(servers),
@@ -62,6 +62,22 @@ def _refused(core: Job, node: Node, now: float) -> dict[str, float]:
     """Say for how long a name that was lost too often is refused, if it is."""
     left_s = core.restarts.refused_for_s(node.name, now)
     return {"refused_for_s": round(left_s, 1)} if left_s else {}
+
+
+def _tables(core: Job, servers: list[Node]) -> list[dict[str, object]]:
+    """Add to each part of a sparse table what its server has told: rows, and bytes of memory."""
+    reports = {node.rank: node.report for node in servers}
+    tables = core.catalogue.describe()
+    for table in tables:
+        parts = table["ranges"]
+        assert isinstance(parts, list)
+        for part in parts:
+            report = reports.get(part["server"])
+            if table["layout"] != "dense":
+                metrics = report.metrics if report else {}
+                part["rows"] = int(metrics.get(f"rows of {table['name']}", 0))
+                part["bytes"] = int(metrics.get(f"bytes of {table['name']}", 0))
+    return tables
 
 
 def _rounds(servers: list[Node]) -> dict[str, dict[str, object]]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from itertools import islice
 
 from aiops.observability import SpanBuffer
 from aiops.van.link import Link
 from aiops_protocol.control import NodeReport
+from aiops_protocol.limits import REPORT_NAMES_MAX
 
 __all__ = ["ServerMeter"]
 
@@ -54,10 +56,12 @@ class ServerMeter:
         rounds: dict[str, tuple[int, list[int]]],
         memory_bytes: int,
         control: tuple[int, int],
+        sparse: dict[str, tuple[int, int]],
     ) -> NodeReport:
         """Return what was counted so far, and the spans since the last report.
 
-        `control` is what went over the connection to the scheduler: bytes sent, received.
+        `control` is what went over the connection to the scheduler: bytes sent, received. `sparse`
+        has rows and bytes of each sparse table; of more than the report holds, those of the first.
         """
         sent, received = self._sent_before + control[0], self._received_before + control[1]
         for link in links:
@@ -71,6 +75,11 @@ class ServerMeter:
                 "bytes_sent": sent,
                 "bytes_received": received,
                 "memory": memory_bytes,
+            },
+            metrics={
+                name: float(number)
+                for table, (rows, size) in islice(sparse.items(), REPORT_NAMES_MAX // 2)
+                for name, number in ((f"rows of {table}", rows), (f"bytes of {table}", size))
             },
             rounds=rounds,
             spans=self._spans.drain() if self._spans is not None else [],

@@ -422,6 +422,7 @@ class Server:
             self._core.rounds(),
             self._core.memory_bytes,
             self._control.traffic,
+            self._core.sparse_tables(),
         )
         self._control.send(report)
         for counted in self._core.reports():

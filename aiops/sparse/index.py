@@ -2,10 +2,11 @@
 
 A hash table of buckets of eight keys, one cache line each: a look-up fetches the bucket, compares
 all eight, and only in the few full buckets without the key goes on to the next one. The bucket of
-a key is its place on the scale of all keys, so that sorted keys walk through memory in one
-direction, and growing moves entries in the order in which they lie.
+a key is the place of its low 32 bits on the scale of all of those, so that growing moves entries in
+the order in which they lie. (Not that of its high bits: a sorted list that comes in pieces would
+fill one part of the table before the others.)
 
-Keys must be spread evenly over their range, as `aiops_protocol.key_list.mix` spreads them.
+Keys must be spread evenly, as `aiops_protocol.key_list.mix` spreads them.
 """
 
 from __future__ import annotations
@@ -41,22 +42,16 @@ INDEX_ROWS_MAX: Final = 2**32
 
 _ONES: Final = np.uint64(0x0101010101010101)
 _TOP: Final = np.uint64(56)
+_LOW_BITS: Final = np.uint64(32)
+_LOW: Final = np.uint64(2**32 - 1)
 
 
 class RowIndex:
-    """Row numbers by key.
+    """Row numbers by key; `KEY_END` is never one."""
 
-    Parameters
-    ----------
-    begin, end
-        The range that all keys are from; `KEY_END` is never one.
-    """
+    __slots__ = ("_buckets", "_keys", "_rows", "size")
 
-    __slots__ = ("_begin", "_buckets", "_keys", "_rows", "_span", "size")
-
-    def __init__(self, begin: int, end: int) -> None:
-        self._begin = np.uint64(begin)
-        self._span = float(max(end - begin, 1))
+    def __init__(self) -> None:
         self.size = 0
         self._allocate(FIRST_BUCKETS)
 
@@ -80,11 +75,10 @@ class RowIndex:
         return max(int(GROWTH * self._buckets), int(size / (FULL * BUCKET)) + 1)
 
     def _places(self, keys: Keys) -> NDArray[np.int64]:
-        scaled = (keys - self._begin).astype(np.float64)
-        np.multiply(scaled, self._buckets / self._span, out=scaled)
-        places = scaled.astype(np.int64)
-        np.minimum(places, self._buckets - 1, out=places)
-        return places
+        places = keys & _LOW
+        np.multiply(places, np.uint64(self._buckets), out=places)
+        np.right_shift(places, _LOW_BITS, out=places)
+        return places.view(np.int64)
 
     def find(self, keys: Keys) -> RowNumbers:
         """Return the row number of each key, -1 where it has none."""
@@ -131,7 +125,7 @@ class RowIndex:
         flat = self._keys.reshape(-1)
         while keys.size:
             if not (places[:-1] <= places[1:]).all():
-                order = np.argsort(places, kind="stable")
+                order = np.argsort(places)
                 keys, rows, places = keys[order], rows[order], places[order]
             free = (self._keys.take(places, axis=0) == KEY_END).view(np.uint64)[:, 0]
             taken = BUCKET - (free * _ONES >> _TOP).astype(np.int64)

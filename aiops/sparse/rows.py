@@ -21,7 +21,8 @@ VALUES: Final = ""
 STEPS: Final = "#"
 """Names of the values and the steps among the arrays; those of the state are the optimizer's."""
 
-FIRST_SLAB_BYTES: Final = 64 * 1024
+FIRST_SLAB_BYTES: Final = 4 * 1024 * 1024
+"""Of values. Few slabs make few pieces of every request, and what is not used costs nothing."""
 
 
 class _Part(NamedTuple):
@@ -87,9 +88,9 @@ class Rows:
         if first == last:
             yield _Part(first, None, rows - self._bounds[first])
             return
-        owner = np.searchsorted(self._bounds, rows, side="right") - 1
         for slab in range(first, last + 1):
-            which = np.flatnonzero(owner == slab)
+            here = (rows >= self._bounds[slab]) & (rows < self._bounds[slab + 1])
+            which = np.flatnonzero(here)
             if which.size:
                 yield _Part(slab, which, rows[which] - self._bounds[slab])
 
@@ -101,7 +102,7 @@ class Rows:
                 if which is None:
                     np.take(stored, local, axis=0, out=into, mode="clip")
                 else:
-                    into[which] = stored[local]
+                    into[which] = np.take(stored, local, axis=0, mode="clip")
 
     def scatter(self, rows: RowNumbers, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Set rows from arrays of shape (len(rows), width), by name."""

@@ -28,7 +28,7 @@ from aiops.sparse.index import INDEX_ROWS_MAX, RowIndex, RowNumbers
 from aiops.sparse.memory import Memory, NoRoom
 from aiops.sparse.rows import STEPS, VALUES, Rows
 from aiops_protocol.frames import Request
-from aiops_protocol.key_list import KEY_END, Keys, as_keys, mix
+from aiops_protocol.key_list import Keys, as_keys, mix
 from aiops_protocol.payload import Float32Array
 
 __all__ = ["KeyedRows", "SparseShard"]
@@ -136,7 +136,7 @@ class SparseShard:
         self.memory = memory
         self._hashed = hashed
         self._initializer = initializer
-        self._index = RowIndex(begin, end) if hashed else RowIndex(0, KEY_END)
+        self._index = RowIndex()
         self._rows = Rows(width, optimizer.slots, counted=optimizer.uses_step)
         self.clock = 0
         self._scheduled = optimizer.scheduled

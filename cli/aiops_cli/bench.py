@@ -23,6 +23,7 @@ from aiops.benchmarking.all_reduce import RingRow, measure_all_reduce
 from aiops.benchmarking.push_pull import measure_push_pull
 from aiops.benchmarking.rounds import Row
 from aiops_cli.bench_codecs import codecs
+from aiops_cli.bench_sparse import sparse
 from aiops_cli.options import logging_options
 
 THROUGHPUT_FROM_BYTES = 64 * 1024  # smaller ones are round trips: their MB/s mean nothing
@@ -31,10 +32,11 @@ _UNITS = ((1 << 20, "MB"), (1 << 10, "KB"), (1, "B"))
 
 @click.group(epilog="Example:  aiops bench push-pull")
 def bench() -> None:
-    """Measure push and pull, and codecs, on this machine."""
+    """Measure push and pull, codecs, and sparse tables on this machine."""
 
 
 bench.add_command(codecs)
+bench.add_command(sparse)
 
 
 @bench.command("push-pull", epilog="Example:  aiops bench push-pull --quick --json")

@@ -174,10 +174,7 @@ def _tables(document: dict[str, Any]) -> Table:
     shown = Table("table", "shape", "updater", "consistency", "version", "server: keys")
     for table in document["tables"]:
         versions = document["rounds"].get(table["name"], {}).get("versions", {})
-        ranges = (
-            f"{part['server']}: {part['begin']}..{part['end']} ({size(part['bytes'])})"
-            for part in table["ranges"]
-        )
+        ranges = map(_part, table["ranges"])
         shown.add_row(
             escape(table["name"]),
             "x".join(map(str, table["shape"])) or "scalar",
@@ -187,6 +184,12 @@ def _tables(document: dict[str, Any]) -> Table:
             "\n".join(ranges),
         )
     return shown
+
+
+def _part(part: dict[str, Any]) -> str:
+    """Return one server's part of a table: the keys of a dense one, the rows of a sparse one."""
+    held = f"{part['rows']} rows" if "rows" in part else f"{part['begin']}..{part['end']}"
+    return f"{part['server']}: {held} ({size(part['bytes'])})"
 
 
 def waits(document: dict[str, Any]) -> Iterator[str]:

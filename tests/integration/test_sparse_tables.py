@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 import aiops
 from aiops import ASP, BSP
 from aiops.errors import ConfigError, RemoteError, TableMismatch, UsageError
 from aiops.init import Normal
 from aiops.optim import FTRL, SGD, Adam, Add, Momentum, Optimizer
+from aiops_cli.status import picture
 from aiops_protocol.limits import ROW_WIDTH_MAX
 from aiops_protocol.payload import Float32Array
 from local_jobs import SyncJob, local_job, same_bits, together
@@ -270,8 +272,23 @@ async def test_status_tells_rows_and_bytes() -> None:
     async with local_job(servers=2) as cluster, cluster.connect() as worker:
         table = await worker.sparse_table("emb", 8, optimizer=Add(), consistency=ASP())
         await table.push(np.arange(5_000), np.ones((5_000, 8), F))
-        rows = [server._core.sparse_tables()["emb"] for server in cluster.servers]
-        assert sum(count for count, _ in rows) == 5_000
-        assert all(abs(count - 2_500) < 300 for count, _ in rows)
-        for (_, size), server in zip(rows, cluster.servers, strict=True):
-            assert size == server._core.memory_bytes
+        for server in cluster.servers:
+            assert server._core.sparse_tables()["emb"][1] == server._core.memory_bytes
+            server._report()
+        while True:
+            (shown,) = cluster.status()["tables"]
+            if sum(part["rows"] for part in shown["ranges"]) == 5_000:
+                break
+            await asyncio.sleep(0)
+        assert shown["layout"] == "hashed"
+        for part, server in zip(shown["ranges"], cluster.servers, strict=True):
+            assert abs(part["rows"] - 2_500) < 300
+            assert part["bytes"] == server._core.memory_bytes
+        assert f"{shown['ranges'][0]['rows']} rows" in shown_tables(cluster.status())
+
+
+def shown_tables(document: dict[str, Any]) -> str:
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(picture(document))
+    return captured.get()

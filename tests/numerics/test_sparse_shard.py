@@ -15,7 +15,7 @@ from aiops.optim import FTRL, SGD, Adagrad, Adam, Add, Momentum, Optimizer, Sche
 from aiops.reduction import Mean, Median, Reduction, Sum
 from aiops.roles.memory import Budget
 from aiops.sparse import NoRoom, SparseAssignment, SparseContribution, SparseShard
-from aiops.sparse.rows import FIRST_SLAB_BYTES
+from aiops.sparse import rows as rows_module
 from aiops_protocol.key_list import KEY_END, Keys, mix
 from aiops_protocol.payload import Float32Array
 from row_model import RowModel
@@ -162,9 +162,10 @@ def test_who_did_not_push_a_row_counts_as_zeros_there() -> None:
     assert weighted.read(np.array([3], np.uint64)).tolist() == [(3 * 1 + 2) / 4]
 
 
-def test_many_rows_in_several_slabs_and_blocks() -> None:
+def test_many_rows_in_several_slabs_and_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of several slabs in one request, more than one block of arithmetic, in any order."""
-    count, width = 4 * FIRST_SLAB_BYTES // (4 * 5), 5
+    monkeypatch.setattr(rows_module, "FIRST_SLAB_BYTES", 64 * 1024)
+    count, width = 14_000, 5
     ours, model = shard(width, Adam(lr=0.1)), {}
     rng = np.random.default_rng(3)
     for number in range(3):
