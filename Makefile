@@ -9,7 +9,7 @@ PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 CODE   := aiops protocol cli tests $(wildcard benchmarks examples)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test format lint types layers docs fuzz bench bench-all-reduce sim mutants kill-matrix local-sgd ring-matrix ring-kills codec-sweep clean
+.PHONY: help demo test format lint types layers docs fuzz bench bench-all-reduce sim mutants chaos soak kill-matrix local-sgd ring-matrix ring-kills codec-sweep clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' Makefile
@@ -85,6 +85,12 @@ sim: $(VENV)/.dev  ## AIOPS_SEEDS simulated clusters per scenario, under faults 
 
 mutants: $(VENV)/.dev  ## plant bugs, each of which the simulator must find
 	$(BIN)/python -m pytest tests/simulation/test_mutants.py --all-mutants -q
+
+chaos: $(VENV)/.dev  ## train digits over cuts, jitter and black holes; minutes
+	AIOPS_TEST_GUARD_S=3600 $(BIN)/python -m pytest tests/integration/test_chaos_training.py --chaos -q -s
+
+soak: $(VENV)/.dev  ## 100,000 pushes and 5,000 reconnections: nothing may pile up; minutes
+	AIOPS_TEST_GUARD_S=3600 $(BIN)/python -m pytest tests/integration/test_soak.py --soak -q -s
 
 kill-matrix: $(VENV)/.dev  ## kill, stop and end each kind of process; what the others see
 	$(BIN)/python -m pytest tests/integration/test_kill_matrix.py --kill-matrix -q

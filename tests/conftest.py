@@ -75,6 +75,10 @@ def pytest_asyncio_loop_factories(
     return {DEFAULT_LOOP: LOOPS[DEFAULT_LOOP]}
 
 
+LONG = ("local_sgd", "chaos", "soak")
+"""Marks of tests that run only when asked for, each by an option of its name."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add what only some targets of the Makefile ask for."""
     parser.addoption(
@@ -95,12 +99,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--kill-matrix", action="store_true", help="every cell of the kill matrix, not only four"
     )
+    parser.addoption(
+        "--chaos", action="store_true", help="whole trainings over bad networks, not only short"
+    )
+    parser.addoption(
+        "--soak", action="store_true", help="100,000 pushes and 5,000 reconnections: minutes"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what only some targets of the Makefile ask for."""
-    if config.getoption("--local-sgd"):
-        return
-    left_out = [item for item in items if item.get_closest_marker("local_sgd")]
+    asked = {name: config.getoption(f"--{name.replace('_', '-')}") for name in LONG}
+    left_out = [
+        item
+        for item in items
+        if any(item.get_closest_marker(name) and not asked[name] for name in LONG)
+    ]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]
