@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import threading
 import time
@@ -25,6 +26,12 @@ ONES = np.ones(SIZE, np.float32)
 FRAME_BYTES = 88 + 4 * SIZE
 GROWTH_BYTES_MAX = 8 * 1024 * 1024
 """What allocators keep to themselves; a leak of 100 bytes a push would be more."""
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    """Each lost connection is a line of the log, and pytest keeps them all."""
+    caplog.set_level(logging.ERROR, "aiops")
 
 
 class Memory:
