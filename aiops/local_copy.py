@@ -16,6 +16,7 @@ import numpy as np
 from aiops.checks import check_array
 from aiops.errors import ConfigError, UsageError
 from aiops.optim import SGD, Optimizer
+from aiops.optim.clipping import refuse_row_limit
 from aiops_protocol.payload import Float32Array
 
 if TYPE_CHECKING:
@@ -166,6 +167,7 @@ class LocalCopy:
         """Choose the optimizer of `apply`; its state starts from zero."""
         if not isinstance(optimizer, Optimizer):
             raise ConfigError(f"use: optimizer is {optimizer!r}; pass one such as SGD(lr=0.1)")
+        refuse_row_limit(optimizer, "use")
         self._optimizer = optimizer
         self._state = {}
         self._steps = 0

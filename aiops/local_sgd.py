@@ -24,6 +24,7 @@ from aiops.compression import Codec
 from aiops.consistency import BSP, Consistency, Quorum
 from aiops.errors import ConfigError, UsageError
 from aiops.optim import Momentum, Optimizer
+from aiops.optim.clipping import refuse_row_limit
 from aiops.optim.settings import number, whole
 from aiops.shard import Shard
 from aiops_protocol.key_range import split
@@ -204,6 +205,8 @@ class LocalSGD:
         kept = number("LocalSGD", "mixing", kept, at_least=0.0, below=1.0)
         if inner is not None and not isinstance(inner, Optimizer):
             raise ConfigError(f"LocalSGD: inner is {inner!r}; pass one such as AdamW(lr=0.001)")
+        if inner is not None:
+            refuse_row_limit(inner, "LocalSGD: inner")
         parts = []
         for number_, piece in enumerate(split(flat.size, fragments, alignment=1)):
             where = slice(piece.begin, piece.end)

@@ -14,6 +14,7 @@ from aiops.consistency import Consistency
 from aiops.errors import ConfigError, RequestTimeout, UsageError
 from aiops.init import Constant, Initializer
 from aiops.optim import Optimizer
+from aiops.optim.clipping import refuse_row_limit
 from aiops.sparse_table import SparseTable
 from aiops.table import Table
 from aiops.table_compression import compression_spelling
@@ -199,6 +200,7 @@ def table_spec(
     sizes = given if isinstance(given, tuple | list) else (given,)
     dims = tuple(check_count(size, f"{what}: shape {given!r}: a size") for size in sizes)
     _check_rules(what, optimizer, consistency)
+    refuse_row_limit(optimizer, what)
     values: Float32Array | None = None
     kind: str
     settings: dict[str, float | int | bool | str | None]

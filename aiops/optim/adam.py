@@ -31,6 +31,8 @@ class Adam(Optimizer):
         L2 factor: `weight_decay * w` is added to the gradient before the means are taken.
     clip_value
         Each element of the gradient is first cut to [-clip_value, clip_value].
+    clip_row
+        Before that, each row of the gradient is scaled down to this norm; only in sparse tables.
 
     Notes
     -----
@@ -53,6 +55,7 @@ class Adam(Optimizer):
     eps: float = 1e-8
     weight_decay: float = 0.0
     clip_value: float | None = None
+    clip_row: float | None = None
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -84,7 +87,7 @@ class AdamW(Optimizer):
     ----------
     lr
         Learning rate, above 0, or a `Schedule`; it scales the decay too.
-    beta1, beta2, eps, clip_value
+    beta1, beta2, eps, clip_value, clip_row
         As in `Adam`.
     weight_decay
         Share by which the values shrink in a step, per unit of the learning rate; at least 0.
@@ -104,6 +107,7 @@ class AdamW(Optimizer):
     eps: float = 1e-8
     weight_decay: float = 1e-2
     clip_value: float | None = None
+    clip_row: float | None = None
 
     def __post_init__(self) -> None:
         """Check the settings."""

@@ -31,6 +31,8 @@ class Adagrad(Optimizer):
         L2 factor: `weight_decay * w` is added to the gradient before it is squared.
     clip_value
         Each element of the gradient is first cut to [-clip_value, clip_value].
+    clip_row
+        Before that, each row of the gradient is scaled down to this norm; only in sparse tables.
 
     References
     ----------
@@ -47,6 +49,7 @@ class Adagrad(Optimizer):
     eps: float = 1e-10
     weight_decay: float = 0.0
     clip_value: float | None = None
+    clip_row: float | None = None
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -99,6 +102,8 @@ class RMSProp(Optimizer):
         L2 factor: `weight_decay * w` is added to the gradient before it is squared.
     clip_value
         Each element of the gradient is first cut to [-clip_value, clip_value].
+    clip_row
+        Before that, each row of the gradient is scaled down to this norm; only in sparse tables.
 
     References
     ----------
@@ -115,6 +120,7 @@ class RMSProp(Optimizer):
     eps: float = 1e-8
     weight_decay: float = 0.0
     clip_value: float | None = None
+    clip_row: float | None = None
 
     def __post_init__(self) -> None:
         """Check the settings."""

@@ -208,9 +208,9 @@ def optimizer_names() -> tuple[str, ...]:
 
 
 def check_common(optimizer: Optimizer) -> None:
-    """Check the fields `lr`, `weight_decay` and `clip_value`, and keep them as plain floats.
+    """Check `lr`, `weight_decay`, `clip_value` and `clip_row`, and keep them as plain floats.
 
-    `lr` may be a `Schedule`; the other two need not be there.
+    `lr` may be a `Schedule`; the others need not be there.
 
     Raises
     ------
@@ -223,6 +223,8 @@ def check_common(optimizer: Optimizer) -> None:
         keep_number(optimizer, "weight_decay", at_least=0.0)
     if getattr(optimizer, "clip_value", None) is not None:
         keep_number(optimizer, "clip_value", above=0.0)
+    if getattr(optimizer, "clip_row", None) is not None:
+        keep_number(optimizer, "clip_row", above=0.0)
 
 
 def keep_number(optimizer: Optimizer, field: str, **bounds: float) -> None:

@@ -1,6 +1,7 @@
 """Clipping by norms: what spans elements, and is therefore done before a gradient is cut apart.
 
-Clipping by value is a setting of the optimizers; it looks at one element at a time.
+Clipping by value is a setting of the optimizers; it looks at one element at a time. So is clipping
+by row, which a sparse table does before its optimizer steps: there a row is never cut.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from typing import Final
 
 import numpy as np
 
-from aiops.errors import UsageError
+from aiops.errors import ConfigError, UsageError
+from aiops.optim.base import Optimizer
 from aiops.optim.settings import number
 from aiops_protocol.payload import Float32Array
 
-__all__ = ["clip_by_global_norm"]
+__all__ = ["clip_by_global_norm", "clip_rows", "refuse_row_limit", "row_limit"]
 
 _BLOCK: Final = 65_536  # squared in double precision, a block at a time
 
@@ -85,3 +87,37 @@ def _squares(array: Float32Array) -> float:
         # Not `dot`, whose order of sums is the BLAS library's own.
         total += float(np.square(block, out=block).sum())
     return total
+
+
+def row_limit(optimizer: Optimizer) -> float | None:
+    """Return the norm to which an optimizer wants each row of a gradient cut, if it wants that."""
+    limit: float | None = getattr(optimizer, "clip_row", None)
+    return limit
+
+
+def refuse_row_limit(optimizer: Optimizer, where: str) -> None:
+    """Raise `ConfigError` if an optimizer wants rows cut where there are none."""
+    if row_limit(optimizer) is not None:
+        raise ConfigError(
+            f"{where}: {type(optimizer).__name__} has clip_row={row_limit(optimizer)}, but a row "
+            "of a dense table may lie on several servers; use a sparse table, or "
+            "clip_by_global_norm on the worker"
+        )
+
+
+def clip_rows(gradient: Float32Array, max_norm: float) -> None:
+    """Scale each row, in place, so that its norm is at most `max_norm`.
+
+    The norm is taken in double precision. A row that is not finite stays as it is. What becomes of
+    a row does not depend on the others.
+
+    Parameters
+    ----------
+    gradient : ndarray of float32, shape (rows, width)
+    max_norm
+        Above 0.
+    """
+    norms = np.sqrt(np.square(gradient, dtype=np.float64).sum(axis=1))
+    long = np.flatnonzero((norms > max_norm) & np.isfinite(norms))
+    if long.size:
+        gradient[long] *= (max_norm / norms[long]).astype(np.float32)[:, None]

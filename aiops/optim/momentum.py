@@ -33,6 +33,8 @@ class Momentum(Optimizer):
         L2 factor: `weight_decay * w` is added to the gradient.
     clip_value
         Each element of the gradient is first cut to [-clip_value, clip_value].
+    clip_row
+        Before that, each row of the gradient is scaled down to this norm; only in sparse tables.
 
     References
     ----------
@@ -49,6 +51,7 @@ class Momentum(Optimizer):
     nesterov: bool = False
     weight_decay: float = 0.0
     clip_value: float | None = None
+    clip_row: float | None = None
 
     def __post_init__(self) -> None:
         """Check the settings."""

@@ -39,6 +39,8 @@ class FTRL(Optimizer):
         Pulls every element towards 0; at least 0.
     clip_value
         Each element of the gradient is first cut to [-clip_value, clip_value].
+    clip_row
+        Before that, each row of the gradient is scaled down to this norm; only in sparse tables.
 
     Notes
     -----
@@ -60,6 +62,7 @@ class FTRL(Optimizer):
     l1: float = 0.0
     l2: float = 0.0
     clip_value: float | None = None
+    clip_row: float | None = None
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -126,6 +129,8 @@ class ProximalSGD(Optimizer):
         Factor of half the sum of squares in the objective; at least 0.
     clip_value
         Each element of the gradient is first cut to [-clip_value, clip_value].
+    clip_row
+        Before that, each row of the gradient is scaled down to this norm; only in sparse tables.
 
     References
     ----------
@@ -140,6 +145,7 @@ class ProximalSGD(Optimizer):
     l1: float = 0.0
     l2: float = 0.0
     clip_value: float | None = None
+    clip_row: float | None = None
 
     def __post_init__(self) -> None:
         """Check the settings."""

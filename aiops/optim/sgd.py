@@ -27,6 +27,8 @@ class SGD(Optimizer):
         L2 factor: `weight_decay * w` is added to the gradient.
     clip_value
         Each element of the gradient is first cut to [-clip_value, clip_value].
+    clip_row
+        Before that, each row of the gradient is scaled down to this norm; only in sparse tables.
     """
 
     name: ClassVar[str] = "sgd"
@@ -35,6 +37,7 @@ class SGD(Optimizer):
     lr: float | Schedule
     weight_decay: float = 0.0
     clip_value: float | None = None
+    clip_row: float | None = None
 
     def __post_init__(self) -> None:
         """Check the settings."""

@@ -19,6 +19,7 @@ from aiops.compression.pulls import pull_codec
 from aiops.errors import ConfigError
 from aiops.init import initializer_from
 from aiops.optim import optimizer_from
+from aiops.optim.clipping import refuse_row_limit
 from aiops.roles.actions import Action, Drop, Ended, Note, Send, Tell
 from aiops.roles.answers import refuse
 from aiops.roles.inquiries import answer
@@ -299,6 +300,8 @@ class ServerCore:
             initializer = None if given else initializer_from(spec.init_kind, spec.init)
             check_consistency(spec)
             check_layout(spec)
+            if spec.layout == "dense":
+                refuse_row_limit(optimizer, f"table {spec.name}")
             if spec.compression and spec.compression != AUTO:
                 codec_from(spec.compression)
             if spec.pull_compression:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from aiops.init import Initializer
 from aiops.optim import Optimizer, Steps
+from aiops.optim.clipping import clip_rows, row_limit
 from aiops.optim.guard import is_ours, update_guarded
 from aiops.reduction import Reduction
 from aiops.sparse.index import INDEX_ROWS_MAX, RowIndex, RowNumbers
@@ -104,6 +105,7 @@ class SparseShard:
         "_now",
         "_reserved_bytes",
         "_reserved_rows",
+        "_row_limit",
         "_rows",
         "_scheduled",
         "_scratch",
@@ -147,6 +149,7 @@ class SparseShard:
         # Ours are plain numpy on arrays that fit; only a stranger's code can fail half-way.
         self._guarded = not is_ours(optimizer)
         self._finite = finite
+        self._row_limit = row_limit(optimizer)
 
     # --- what is there ---
 
@@ -276,6 +279,8 @@ class SparseShard:
             block = slice(start, start + size)
             total = np.empty((rows[block].size, self.width), np.float32)
             fill(keys[block], total)
+            if self._row_limit is not None:
+                clip_rows(total, self._row_limit)
             self._step_block(words[block], rows[block], total)
 
     def _step_block(self, words: Keys, rows: RowNumbers, total: Float32Array) -> None:

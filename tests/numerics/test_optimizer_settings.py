@@ -111,7 +111,8 @@ def test_name_and_settings_are_enough_to_make_an_equal_one(optimizer: Optimizer)
 def test_numpy_scalars_become_plain_numbers() -> None:
     """Settings often come out of a numpy computation, and must still travel."""
     optimizer = SGD(lr=cast(float, np.float32(0.5)), weight_decay=np.float64(0.25))
-    assert [type(value) for value in optimizer.settings().values()] == [float, float, type(None)]
+    kinds = [type(value) for value in optimizer.settings().values()]
+    assert kinds == [float, float, type(None), type(None)]
     assert optimizer == SGD(lr=0.5, weight_decay=0.25)
 
 
