@@ -20,7 +20,17 @@ import numpy as np
 
 from aiops.collective.schedule import Algorithm
 
-__all__ = ["IN_PROCESS", "LOOPBACK", "Choice", "Link", "Sample", "choose", "fit", "predict"]
+__all__ = [
+    "IN_PROCESS",
+    "LOOPBACK",
+    "Choice",
+    "Link",
+    "Sample",
+    "choose",
+    "fit",
+    "predict",
+    "predict_in_process",
+]
 
 
 class Link(NamedTuple):
@@ -40,8 +50,10 @@ class Sample(NamedTuple):
     seconds: float
 
 
-IN_PROCESS: Final = Link(2.0e-6, 2.0e-11, 2.0e-11)
-LOOPBACK: Final = Link(6.0e-5, 2.5e-10, 3.0e-11)
+# Measured by benchmarks/fit_links.py on two processors that were busy with other things too; the
+# smallest of many times. With both ends on one machine combining takes time from sending.
+LOOPBACK: Final = Link(4.0e-5, 2.3e-10, 5.0e-10)
+IN_PROCESS: Final = Link(1.8e-6, 1.7e-11, 0.0)
 
 
 def fit(samples: Sequence[Sample]) -> Link:
@@ -189,17 +201,64 @@ class Choice:
         )
 
 
-def choose(kind: str, world_size: int, size_bytes: int, link: Link) -> Choice:
+def predict_in_process(
+    kind: str, algorithm: Algorithm, world_size: int, size_bytes: int, link: Link
+) -> float:
+    """Predict the seconds of a collective whose ranks share the processors of one process.
+
+    Nothing happens at the same time there: all messages of all ranks are paid for. For parameters
+    see `predict`.
+    """
+    if world_size == 1:
+        return 0.0
+    p, n = world_size, float(size_bytes)
+    levels, whole = (p - 1).bit_length(), p.bit_length() - 1
+    parts = 1 << whole
+    folds = 2 * (p - parts)
+    once = n * (p - 1)  # what all ranks together need at least, to reduce or to distribute
+    match kind, algorithm:
+        case "all_reduce", "recursive-doubling":
+            terms = _Terms(parts * whole + folds, (parts * whole + folds) * n, parts * whole * n)
+        case "all_reduce", "halving-doubling":
+            terms = _Terms(2 * parts * whole + folds, 2 * once, once)
+        case "all_reduce", "ring":
+            terms = _Terms(2 * p * (p - 1), 2 * once, once)
+        case "all_reduce", _:
+            terms = _Terms(2 * (p - 1), 2 * once, once)
+        case "broadcast", _:
+            terms = _Terms(p - 1, once, 0.0)
+        case _, "ring":
+            terms = _Terms(p * (p - 1), once, once)
+        case "reduce_scatter", "chain":
+            terms = _Terms(2 * (p - 1), 1.5 * once, once)
+        case _:
+            terms = _Terms(parts * levels + folds, once + folds * n / 2, once)
+    return (
+        terms.messages * link.alpha_s
+        + terms.bytes * link.beta_s_per_byte
+        + terms.combined * link.gamma_s_per_byte
+    )
+
+
+def choose(
+    kind: str, world_size: int, size_bytes: int, link: Link, *, in_process: bool = False
+) -> Choice:
     """Choose the algorithm that is predicted to be fastest; of equals the one named first.
 
     Parameters
     ----------
     kind, world_size, size_bytes, link
         As for `predict`.
+    in_process
+        Whether the ranks share one process.
     """
+    predicted = predict_in_process if in_process else predict
+    candidates = _CANDIDATES[kind]
+    if in_process and kind in ("all_reduce", "reduce_scatter"):
+        candidates = ("chain", *candidates)
     times = {
-        algorithm: predict(kind, algorithm, world_size, size_bytes, link)
-        for algorithm in _CANDIDATES[kind]
+        algorithm: predicted(kind, algorithm, world_size, size_bytes, link)
+        for algorithm in candidates
     }
     best = min(times, key=lambda algorithm: times[algorithm])
     return Choice(kind, world_size, size_bytes, link, best, times)

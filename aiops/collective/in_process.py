@@ -301,7 +301,7 @@ class InProcessMember(Member):
         item_bytes
             Size of an element.
         """
-        return choose(kind, self.world_size, count * item_bytes, IN_PROCESS)
+        return choose(kind, self.world_size, count * item_bytes, IN_PROCESS, in_process=True)
 
     def _choose(self, kind: str, count: int, item_bytes: int) -> Algorithm:
         return self.explain(kind, count, item_bytes=item_bytes).algorithm

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiops.collective import patterns, schedule
-from aiops.collective.cost_model import Link, Sample, choose, fit, predict
+from aiops.collective.cost_model import Link, Sample, choose, fit, predict, predict_in_process
 from aiops.collective.counts import all_reduce_counts
 from aiops.collective.schedule import Algorithm
 from aiops.collective.steps import Combine, Schedule, Span
@@ -73,6 +73,18 @@ def test_the_prediction_follows_the_counts(world_size: int, algorithm: Algorithm
     busiest = max(c.elements for c in counts)
     # Whoever folds or stands in a tree also waits for what others send one after the other.
     assert busiest - world_size <= sent <= 2 * busiest + 2 * count
+
+
+@given(st.integers(1, 16), st.sampled_from((*ALGORITHMS, "chain")))
+def test_in_one_process_every_message_is_paid_for(world_size: int, algorithm: Algorithm) -> None:
+    counts = [all_reduce_counts(algorithm, r, world_size, 1 << 20) for r in range(world_size)]
+    for kind in ("all_reduce", "reduce_scatter", "all_gather", "broadcast"):
+        assert predict_in_process(kind, algorithm, world_size, 8, Link(1.0, 1.0, 1.0)) >= 0
+    messages = predict_in_process("all_reduce", algorithm, world_size, 0, Link(1.0, 0.0, 0.0))
+    assert messages == sum(c.messages for c in counts)
+    if world_size & (world_size - 1) == 0:
+        sent = predict_in_process("all_reduce", algorithm, world_size, 1 << 20, Link(0, 1.0, 0))
+        assert sent == sum(c.elements for c in counts)
 
 
 @pytest.mark.parametrize(("size_bytes", "best"), [(256, "recursive-doubling"), (16 << 20, "ring")])
