@@ -16,7 +16,8 @@ __all__ = ["BOARD_BYTES", "SMALL_BYTES", "Board", "fence"]
 
 SMALL_BYTES: Final = 64 * 1024
 """An array up to this size is put on the board itself, and each member reduces all of it: one
-meeting in place of two. Measured with two processes: 0.8 of the time of the other way at 64 KB."""
+meeting in place of two. Measured with two processes at this size: 11 to 37 us, the other way 39 to
+47."""
 
 TEXT_BYTES: Final = 2048
 """How long the description of a call can be; a longer one is cut, with a digest of the whole."""

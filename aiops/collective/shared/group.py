@@ -41,15 +41,15 @@ __all__ = ["SharedGroup"]
 Array = NDArray[Any]
 
 SPIN_S: Final = 100e-6
-"""How long to look again and again before going to sleep. To be woken costs 60 us here, so a wait
-that is at most as long again is better spent looking."""
+"""How long to look again and again before going to sleep. To be woken costs about 50 us here, so a
+wait that is at most twice as long is better spent looking."""
 
 BLOCK_BYTES: Final = 128 * 1024
 """What is combined at a time: the result of a block is still in the cache when the next operand
 comes."""
 
 TURN_BYTES: Final = 8 * 1024 * 1024
-"""How much is combined or copied before the event loop has a turn: 1 to 2 ms."""
+"""How much is combined or copied before the event loop has a turn: about 1 ms."""
 
 _NUDGE_S: Final = 0.05
 """A sleeper looks up by itself this often: if a wake-up was lost, that is all it costs."""
