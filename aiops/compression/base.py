@@ -24,7 +24,16 @@ from aiops.optim.settings import whole
 from aiops_protocol.codecs import BLOCK_ELEMENTS_MAX, Encoded
 from aiops_protocol.payload import Float32Array
 
-__all__ = ["CODECS", "Codec", "Feedback", "State", "keep_block", "per_block", "register"]
+__all__ = [
+    "CODECS",
+    "PIECE_ELEMENTS",
+    "Codec",
+    "Feedback",
+    "State",
+    "keep_block",
+    "per_block",
+    "register",
+]
 
 State: TypeAlias = dict[str, NDArray[Any]]
 """What a codec keeps from one push to the next, by name; changed in place by `encode`."""
@@ -56,6 +65,14 @@ class Codec(ABC):
 
     elementwise: ClassVar[tuple[str, ...]] = ()
     """Names of float32 arrays in the state that have one number for each element of the table."""
+
+    @property
+    def piece_elements(self) -> int:
+        """Of how many values a long vector may be encoded at a time, a multiple of a block; or 0.
+
+        The state must not matter then, nor the seed, and the form be `Joinable`.
+        """
+        return 0
 
     @abstractmethod
     def encode(self, x: Float32Array, state: State, seed: int) -> Encoded:
@@ -122,6 +139,9 @@ def _spelled(value: object) -> str:
         return ",".join("x".join(map(str, item)) for item in value)
     return str(value).lower() if isinstance(value, bool) else str(value)
 
+
+PIECE_ELEMENTS: Final = 65_536
+"""256 KiB of float32: a piece and what is made of it stay in the cache."""
 
 CODECS: Final[dict[str, type[Codec]]] = {}
 """Every codec by the word of its spelling."""

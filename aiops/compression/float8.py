@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from aiops.compression.base import Codec, State, keep_block, per_block, register
+from aiops.compression.base import PIECE_ELEMENTS, Codec, State, keep_block, per_block, register
 from aiops.compression.scaling import divide_blocks
 from aiops_protocol.codecs import FLOAT8_MAX, Encoded, to_float8
 from aiops_protocol.codecs import Float8 as Float8Form
@@ -38,6 +38,11 @@ class Float8(Codec):
     def __post_init__(self) -> None:
         """Check the settings."""
         keep_block(self)
+
+    @property
+    def piece_elements(self) -> int:
+        """Whole blocks."""
+        return max(PIECE_ELEMENTS, self.block)
 
     def encode(self, x: Float32Array, state: State, seed: int) -> Encoded:
         """Scale each block to the largest number there is, and round; see `Codec.encode`."""

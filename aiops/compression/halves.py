@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from aiops.compression.base import Codec, State, register
+from aiops.compression.base import PIECE_ELEMENTS, Codec, State, register
 from aiops_protocol import frames
 from aiops_protocol.codecs import Encoded, Halves, SparseValues, ValueKind, to_bfloat16, to_float16
 from aiops_protocol.payload import Float32Array
@@ -23,6 +23,11 @@ class Float16(Codec):
     """
 
     name: ClassVar[str] = "fp16"
+
+    @property
+    def piece_elements(self) -> int:
+        """Any length will do."""
+        return PIECE_ELEMENTS
 
     def encode(self, x: Float32Array, state: State, seed: int) -> Encoded:
         """Round each value to the nearest; see `Codec.encode`."""
@@ -44,6 +49,11 @@ class BFloat16(Codec):
     """
 
     name: ClassVar[str] = "bf16"
+
+    @property
+    def piece_elements(self) -> int:
+        """Any length will do."""
+        return PIECE_ELEMENTS
 
     def encode(self, x: Float32Array, state: State, seed: int) -> Encoded:
         """Round each value to the nearest; see `Codec.encode`."""

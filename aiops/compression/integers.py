@@ -7,7 +7,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from aiops.compression.base import Codec, Feedback, State, keep_block, per_block, register
+from aiops.compression.base import (
+    PIECE_ELEMENTS,
+    Codec,
+    Feedback,
+    State,
+    keep_block,
+    per_block,
+    register,
+)
 from aiops.compression.scaling import divide_blocks, rounded
 from aiops.optim.settings import flag
 from aiops_protocol.codecs import Encoded, Levels
@@ -54,6 +62,11 @@ class Int8(Codec):
         """Rounding by chance averages out."""
         return "none" if self.stochastic else "needed"
 
+    @property
+    def piece_elements(self) -> int:
+        """Whole blocks; chance looks at the place in the whole vector."""
+        return 0 if self.stochastic else max(PIECE_ELEMENTS, self.block)
+
     def encode(self, x: Float32Array, state: State, seed: int) -> Encoded:
         """Round each value to a step of its block; see `Codec.encode`."""
         return _encode(x, self.block, 8, seed if self.stochastic else None)
@@ -87,6 +100,11 @@ class Int4(Codec):
     def feedback(self) -> Feedback:  # type: ignore[override]  # chance makes it unbiased
         """Rounding by chance averages out."""
         return "none" if self.stochastic else "needed"
+
+    @property
+    def piece_elements(self) -> int:
+        """Whole blocks; chance looks at the place in the whole vector."""
+        return 0 if self.stochastic else max(PIECE_ELEMENTS, self.block)
 
     def encode(self, x: Float32Array, state: State, seed: int) -> Encoded:
         """Round each value to a step of its block; see `Codec.encode`."""

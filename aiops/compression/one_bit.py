@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from aiops.compression.base import Codec, State, keep_block, per_block, register
+from aiops.compression.base import PIECE_ELEMENTS, Codec, State, keep_block, per_block, register
 from aiops_protocol.codecs import Encoded, Signs
 from aiops_protocol.payload import Float32Array
 
@@ -36,6 +36,11 @@ class OneBit(Codec):
     def __post_init__(self) -> None:
         """Check the settings."""
         keep_block(self)
+
+    @property
+    def piece_elements(self) -> int:
+        """Whole blocks."""
+        return max(PIECE_ELEMENTS, self.block)
 
     def encode(self, x: Float32Array, state: State, seed: int) -> Encoded:
         """Keep signs, and a mean for each block; see `Codec.encode`."""

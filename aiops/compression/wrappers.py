@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from aiops.compression.base import Codec, Feedback, State
 from aiops.compression.checks import finite
 from aiops.errors import ConfigError
-from aiops_protocol.codecs import Encoded
+from aiops_protocol.codecs import Encoded, Joinable
 from aiops_protocol.payload import Float32Array
 
 __all__ = ["Chain", "ErrorFeedback", "NoFeedback", "with_feedback"]
@@ -97,6 +98,8 @@ class ErrorFeedback(_Wrapper):
     def encode(self, x: Float32Array, state: State, seed: int) -> Encoded:
         """Encode the sum with what was lost, and keep what is lost now; see `Codec.encode`."""
         residual = state["residual"]
+        if 0 < self.codec.piece_elements < x.size and _moderate(x) and _moderate(residual):
+            return self._by_pieces(x, residual)
         total = residual + x
         finite(total, self.codec)
         encoded = self.codec.encode(total, state, seed)
@@ -107,6 +110,24 @@ class ErrorFeedback(_Wrapper):
         finite(total, self.codec)
         residual[:] = total
         return encoded
+
+    def _by_pieces(self, x: Float32Array, residual: Float32Array) -> Encoded:
+        """Do the same in pieces that stay in the cache; the bits are the same."""
+        length = self.codec.piece_elements
+        parts: list[Joinable] = []
+        for start in range(0, x.size, length):
+            part = residual[start : start + length]
+            part += x[start : start + length]
+            encoded = self.codec.encode(part, {}, 0)
+            assert isinstance(encoded, Joinable)
+            encoded.take_from(part)
+            parts.append(encoded)
+        return type(parts[0]).joined(parts)
+
+
+def _moderate(values: Float32Array) -> bool:
+    """Whether no value is NaN or above 2e19: so far from the end that nothing can go wrong."""
+    return isfinite(np.vdot(values, values))
 
 
 class NoFeedback(_Wrapper):

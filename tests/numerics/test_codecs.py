@@ -387,3 +387,18 @@ def test_a_state_of_something_else_is_refused() -> None:
         sender.load_state_dict({"codec": state["codec"]})
     with pytest.raises(ConfigError, match="elements"):
         PowerSGD(1, shapes=((3, 4),)).for_shape((5,))
+
+
+@pytest.mark.parametrize("spelling", ["fp16", "bf16", "fp8", "int8", "int4:64", "one-bit"])
+def test_pieces_in_the_cache_give_the_bits_of_the_whole(spelling: str) -> None:
+    size = 150_001
+    pieces = Compressor(codec_from(spelling), (size,), seed=0)
+    residual = np.zeros(size, np.float32)
+    for step in range(3):
+        x = values(size, step)
+        assert 0 < pieces.codec.codec.piece_elements < size  # type: ignore[attr-defined]
+        encoded = codec_from(spelling).encode(residual + x, {}, 0)
+        got = pieces.encode(x)
+        assert got.whole() == encoded.whole()
+        residual = residual + x - encoded.dense()
+        assert np.array_equal(pieces.state_dict()["residual"], residual)

@@ -6,14 +6,15 @@ four of exponent with bias 7, three of mantissa; 448 is the largest number, 0x7F
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aiops_protocol.codecs.form import (
     Decoded,
-    Encoded,
+    Joinable,
     Wire,
     block_counts,
     block_parameter,
@@ -60,7 +61,7 @@ def to_float8(scaled: Float32Array) -> NDArray[np.uint8]:
     return codes
 
 
-class Float8(Encoded):
+class Float8(Joinable):
     """One byte for each value and a scale for each block.
 
     Parameters
@@ -78,6 +79,15 @@ class Float8(Encoded):
         self._codes = codes
         self._scales = scales
         self._block = block
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """Return the form of several vectors one after the other."""
+        return cls(
+            np.concatenate([part._codes for part in parts]),
+            np.concatenate([part._scales for part in parts]),
+            parts[0]._block,
+        )
 
     def cut(self, start: int, stop: int) -> Wire:
         """Return the payload for the elements [start, stop)."""

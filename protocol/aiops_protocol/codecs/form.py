@@ -10,7 +10,8 @@ protocol's business.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Final, NamedTuple, TypeAlias
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ __all__ = [
     "BLOCK_ELEMENTS_MAX",
     "Decoded",
     "Encoded",
+    "Joinable",
     "Sparse",
     "Wire",
     "block_counts",
@@ -100,6 +102,18 @@ class Encoded(ABC):
             values[decoded.indices] -= decoded.values
         else:
             np.subtract(values, decoded, out=values)
+
+
+class Joinable(Encoded):
+    """A form with something for every value: long vectors are made piece by piece, in the cache."""
+
+    @classmethod
+    @abstractmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """Return the form of the parts' vectors one after the other.
+
+        All but the last have whole blocks.
+        """
 
 
 def word_of(count: int, parameter: int) -> int:

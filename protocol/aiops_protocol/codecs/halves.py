@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aiops_protocol.codecs.form import Decoded, Encoded, Wire, need
+from aiops_protocol.codecs.form import Decoded, Joinable, Wire, need
 from aiops_protocol.frames import Codec
 from aiops_protocol.payload import Buffer, Float32Array
 
@@ -53,7 +54,7 @@ def from_half(codec: Codec, bits: NDArray[np.uint16]) -> Float32Array:
     return wide.view(np.float32)
 
 
-class Halves(Encoded):
+class Halves(Joinable):
     """Values of two bytes each.
 
     Parameters
@@ -68,6 +69,11 @@ class Halves(Encoded):
         self.size = bits.size
         self._codec = codec
         self._bits = bits
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """Return the form of several vectors one after the other."""
+        return cls(parts[0]._codec, np.concatenate([part._bits for part in parts]))
 
     def cut(self, start: int, stop: int) -> Wire:
         """Return the payload for the elements [start, stop)."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aiops_protocol.codecs.form import (
     Decoded,
-    Encoded,
+    Joinable,
     Wire,
     block_counts,
     block_parameter,
@@ -27,7 +28,7 @@ __all__ = ["LEVEL_BITS", "Levels", "decode_levels", "levels_bytes_max"]
 LEVEL_BITS: Final = (2, 4, 8)
 
 
-class Levels(Encoded):
+class Levels(Joinable):
     """Whole numbers, and a step for each block: a value is its number times its step.
 
     Parameters
@@ -50,6 +51,16 @@ class Levels(Encoded):
         self._steps = steps
         self._block = block
         self._bits = bits
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """Return the form of several vectors one after the other."""
+        return cls(
+            np.concatenate([part._numbers for part in parts]),
+            np.concatenate([part._steps for part in parts]),
+            parts[0]._block,
+            parts[0]._bits,
+        )
 
     def cut(self, start: int, stop: int) -> Wire:
         """Return the payload for the elements [start, stop)."""

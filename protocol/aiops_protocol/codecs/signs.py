@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Self
+
 import numpy as np
 from numpy.typing import NDArray
 
 from aiops_protocol.codecs.form import (
     Decoded,
-    Encoded,
+    Joinable,
     Wire,
     block_counts,
     block_parameter,
@@ -22,7 +25,7 @@ from aiops_protocol.payload import Buffer, Float32Array
 __all__ = ["Signs", "decode_signs", "signs_bytes_max"]
 
 
-class Signs(Encoded):
+class Signs(Joinable):
     """Signs, and a scale for each block: a value is its scale, or the negative of it.
 
     Parameters
@@ -40,6 +43,15 @@ class Signs(Encoded):
         self._negative = negative
         self._scales = scales
         self._block = block
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """Return the form of several vectors one after the other."""
+        return cls(
+            np.concatenate([part._negative for part in parts]),
+            np.concatenate([part._scales for part in parts]),
+            parts[0]._block,
+        )
 
     def cut(self, start: int, stop: int) -> Wire:
         """Return the payload for the elements [start, stop)."""
