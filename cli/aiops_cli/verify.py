@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from aiops.observability.staleness import bucket_name
 from aiops.testing.history import PROMISES, Verdict
 from aiops.testing.history import verify as read_and_check
 from aiops_cli.console import print_json
@@ -56,6 +57,9 @@ def lines(verdict: Verdict) -> list[str]:
         shown += ["VIOLATED", str(first)]
         if others:
             shown.append(f"and {len(others)} more")
+    for name, counts in verdict.staleness.items():
+        listed = ", ".join(f"{bucket_name(least)}: {count:,}" for least, count in counts.items())
+        shown.append(f"staleness of {name}: {listed}")
     shown += [f"note: {note}" for note in verdict.notes]
     return shown
 
@@ -77,5 +81,6 @@ def document(verdict: Verdict) -> dict[str, Any]:
             }
             for violation in verdict.violations
         ],
+        "staleness": verdict.staleness,
         "notes": verdict.notes,
     }

@@ -23,7 +23,8 @@ from aiops.testing.history.format import (
 )
 from aiops.testing.history.run import Run, assemble, build
 
-ASP, BSP = 1, 2
+ASP, BSP, SSP, QUORUM = 1, 2, 3, 4
+MODES = {ASP: "asp", BSP: "bsp", SSP: "ssp", QUORUM: "quorum"}
 SIZE = 4  # elements of a shard
 
 
@@ -34,7 +35,7 @@ def checksum(values: list[float] | None) -> int:
 
 @dataclass
 class Author:
-    """Writes the history of one incarnation of one worker; both tables are open from the start.
+    """Writes the history of one incarnation of one worker; its tables are open from the start.
 
     Every method takes the times at which a call begins and ends (`None`: it never does).
     """
@@ -46,6 +47,9 @@ class Author:
     values: bool = True
     first: int = 0
     reduce: str = "sum"
+    staleness: int = 1
+    keeps_late: bool = False
+    tables: tuple[int, ...] = (ASP, BSP)
     members: list[int] = field(default_factory=list)
     at: int = 0
     clock: int = 0
@@ -66,16 +70,20 @@ class Author:
             clock=self.clock,
         )
         self.events.append(self.header)
-        for table, mode in ((ASP, "asp"), (BSP, "bsp")):
+        for table in self.tables:
+            mode = MODES[table]
+            rounds = table in (BSP, QUORUM)
             self.events.append(
                 Opened(
                     at=self.at,
                     table=table,
                     name=mode,
                     mode=mode,
-                    reduce=self.reduce if mode == "bsp" else "",
+                    reduce=self.reduce if rounds else "",
+                    staleness=self.staleness if table == SSP else 0,
+                    keeps_late=self.keeps_late if table == QUORUM else False,
                     optimizer="add",
-                    first=self.first if mode == "bsp" else 0,
+                    first=self.first if table != ASP else 0,
                     shards=[(s, s * SIZE, (s + 1) * SIZE) for s in range(self.shards)],
                     init=0.0,
                     values=self.values,
@@ -189,19 +197,28 @@ class Author:
         contributed: bool = True,
         final: bool = False,
         outcome: Outcome = "ok",
+        table: int = BSP,
+        weight: float = 1.0,
+        version: int | None = None,
     ) -> None:
         """Seal a clock at every shard."""
         shards = range(self.shards)
         op = self.invoke(
             begin,
             "seal",
-            table=BSP,
+            table=table,
+            weight=weight,
             parts=[PartAsked(shard=shard, begin=0, end=0, clock=clock) for shard in shards],
             contributed=contributed,
             final=final,
         )
         answers = [
-            self.answer(clock, outcome=outcome, seq=self.number(BSP, shard)) for shard in shards
+            self.answer(
+                clock if version is None else version,
+                outcome=outcome,
+                seq=self.number(table, shard),
+            )
+            for shard in shards
         ]
         self.end(end, op, outcome, answers)
 

@@ -12,6 +12,12 @@ from pathlib import Path
 from typing import Final
 
 from aiops.testing.history.barriers import leaving_of_barriers
+from aiops.testing.history.bounds import (
+    bound_of_workers,
+    clocks_of_bounded,
+    clocks_of_quorums,
+    staleness_of,
+)
 from aiops.testing.history.order import (
     number_of_mutations,
     order_of_versions,
@@ -40,6 +46,9 @@ RULES: Final[tuple[Rule, ...]] = (
     clocks_of_workers,
     rounds_of_workers,
     closing_of_rounds,
+    bound_of_workers,
+    clocks_of_bounded,
+    clocks_of_quorums,
     leaving_of_barriers,
     values_of_shards,
     values_of_rounds,
@@ -57,6 +66,8 @@ class Verdict:
     ----------
     violations
         In the order in which they happened; empty if all promises were kept.
+    staleness
+        By table, pieces of pushes by the changes of others between read and push.
     notes
         What could not be checked, and why.
     """
@@ -66,6 +77,7 @@ class Verdict:
     operations: int = 0
     unknown: int = 0
     tables: dict[str, str] = field(default_factory=dict)
+    staleness: dict[str, dict[int, int]] = field(default_factory=dict)
     violations: list[Violation] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -83,6 +95,7 @@ def check(run: Run) -> Verdict:
         verdict.unknown += operation.outcome == "unknown"
     for opened in run.tables.values():
         verdict.tables[opened.name] = opened.mode
+    verdict.staleness = staleness_of(run)
     for rule in RULES:
         verdict.violations += islice(rule(run), VIOLATIONS_MAX)
     verdict.violations.sort(key=lambda violation: violation.at)
@@ -100,7 +113,7 @@ def _notes(run: Run) -> Iterator[str]:
     if not run.one_clock():
         yield "workers of several machines: operations of different machines are not ordered"
     for opened in run.tables.values():
-        if opened.mode == "bsp" and not opened.values:
+        if opened.mode in ("bsp", "quorum") and not opened.values:
             yield (
                 f"table {opened.name}: without its values, a contribution that is lost or doubled "
                 "for all workers alike does not show (AIOPS_HISTORY_VALUES)"

@@ -70,8 +70,13 @@ class Opened(_Line, tag="table"):
 
     Attributes
     ----------
-    mode, reduce
-        Consistency of the table; what becomes of a round's contributions.
+    mode, reduce, trim
+        Consistency of the table (`quorum` also for BSP that drops the slowest); what becomes of a
+        round's contributions.
+    staleness
+        By how many clocks workers may be apart, in SSP.
+    keeps_late
+        Whether what comes too late for its round counts in the next one.
     optimizer
         Name of what a push does at the servers.
     first
@@ -92,6 +97,9 @@ class Opened(_Line, tag="table"):
     optimizer: str
     shards: list[tuple[int, int, int]]
     reduce: str = ""
+    trim: int = 0
+    staleness: int = 0
+    keeps_late: bool = False
     first: int = 0
     takes_part: bool = True
     init: float | None = None
@@ -138,8 +146,9 @@ class Invoked(_Line, tag="invoke"):
         Of a tick the clock that it completes.
     name
         Of a barrier.
-    contributed, final
-        Of a seal: whether something was pushed in the clock; whether it is the last.
+    contributed, final, weight
+        Of a seal: whether something was pushed in the clock; whether it is the last; how much
+        what was pushed counts.
     """
 
     op: int
@@ -151,6 +160,7 @@ class Invoked(_Line, tag="invoke"):
     name: str = ""
     contributed: bool = False
     final: bool = False
+    weight: float = 1.0
 
 
 class PartEnded(msgspec.Struct, array_like=True, omit_defaults=True):

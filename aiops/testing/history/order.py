@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 from aiops.testing.history.run import Part, Run
 from aiops.testing.history.violation import Violation
@@ -19,6 +20,10 @@ __all__ = [
     "value_of_versions",
     "version_of_mutations",
 ]
+
+
+COUNTED: Final = ("asp", "ssp")
+"""Modes in which a version counts mutations."""
 
 
 @dataclass(slots=True)
@@ -113,7 +118,7 @@ def order_of_versions(run: Run) -> Iterator[Violation]:
         marks.append((operation.ended_at, 1, number, part))
         key = (operation.worker.host, *part.shard)
         if key not in sweeps:
-            sweeps[key] = _Sweep(operation.table.mode == "asp", whole)
+            sweeps[key] = _Sweep(operation.table.mode in COUNTED, whole)
     marks.sort(key=lambda mark: mark[:3])
     for _, is_end, _, part in marks:
         sweep = sweeps[part.operation.worker.host, *part.shard]
@@ -128,7 +133,7 @@ def version_of_mutations(run: Run) -> Iterator[Violation]:
     made: dict[tuple[int, int, int], Part] = {}
     for part in _parts(run):
         operation = part.operation
-        if not (operation.changes and part.placed and operation.table.mode == "asp"):
+        if not (operation.changes and part.placed and operation.table.mode in COUNTED):
             continue
         other = made.setdefault((*part.shard, part.ended.version), part)
         if other is not part:

@@ -20,6 +20,7 @@ from crc32c import crc32c
 
 from aiops.errors import AiopsError, ConfigError
 from aiops.roles.requests import Operation, Part
+from aiops.roles.rules import has_lead
 from aiops.testing.history.format import (
     FORMAT,
     Closed,
@@ -40,7 +41,7 @@ from aiops_protocol.control import TableOpened
 from aiops_protocol.errors import ErrorCode
 from aiops_protocol.frames import Flag, Reject, Reply, Value
 from aiops_protocol.frames import Kind as FrameKind
-from aiops_protocol.payload import Buffer, as_bytes
+from aiops_protocol.payload import Buffer, as_bytes, weight_of
 
 __all__ = ["Recorder", "host_id"]
 
@@ -164,14 +165,17 @@ class Recorder:
         if spec.name in self._values_of and not spec.pull_compression:
             self._values.add(opened.table)
         init = spec.init.get("value") if spec.init_kind == "constant" else None
-        reduce = spec.consistency_settings.get("reduce")
+        settings = spec.consistency_settings
         self._write(
             Opened(
                 at=self._now_ns(),
                 table=opened.table,
                 name=spec.name,
-                mode=spec.consistency,
-                reduce=str(reduce or ""),
+                mode="quorum" if has_lead(spec) else spec.consistency,
+                reduce=str(settings.get("reduce") or ""),
+                trim=int(settings.get("trim") or 0),
+                staleness=int(settings.get("staleness") or 0),
+                keeps_late=settings.get("late") == "next",
                 optimizer=spec.optimizer,
                 first=opened.from_version,
                 takes_part=takes_part,
@@ -239,6 +243,7 @@ class Recorder:
                 parts=[_asked(part, values) for part in operation.parts],
                 contributed=kind == "seal" and bool(first.flags & Flag.CONTRIBUTED),
                 final=kind == "seal" and bool(first.flags & Flag.FINAL),
+                weight=weight_of(first.payload) if first.flags & Flag.WEIGHT else 1.0,
             ),
             now=kind != "pull",
         )

@@ -15,6 +15,7 @@ from typing import Final
 
 import numpy as np
 
+from aiops.reduction import reduction_from
 from aiops.testing.history.format import Opened
 from aiops.testing.history.run import Operation, Part, Run
 from aiops.testing.history.values import checkable, elements, parts_by_shard
@@ -32,13 +33,17 @@ class _Contribution:
     """What one incarnation of a worker has given to one round of a table."""
 
     rank: int
+    clock: int
     seal: Operation
     pushes: list[Operation] = field(default_factory=list)
     followed: bool = False  # by something of a later clock that was taken: it was not lost
+    may_miss: bool = False  # the round may have closed without it, whatever became of its seal
 
     @property
     def counts(self) -> bool | None:
         """Whether it is in the round; `None` if that is not known."""
+        if self.may_miss:
+            return None
         outcomes = {part.ended.outcome for part in self.seal.parts}
         if self.followed or "ok" in outcomes:
             return True
@@ -117,7 +122,8 @@ class _Shard:
         assert self.state is not None
         state = self.state.copy()
         gradients: list[Float32Array] = []
-        for one in sorted(round_, key=lambda contribution: contribution.rank):
+        weights: list[float] = []
+        for one in sorted(round_, key=lambda contribution: (contribution.rank, contribution.clock)):
             if not way.get(id(one), one.counts):
                 continue
             gradient = np.zeros_like(state)
@@ -132,23 +138,28 @@ class _Shard:
                     gradient[places] += values
             if one.contributed:
                 gradients.append(gradient)
-        return state + self._reduced(gradients, state)
+                weights.append(one.seal.invoked.weight)
+        return state + self._reduced(gradients, weights) if gradients else state
 
-    def _reduced(self, gradients: list[Float32Array], like: Float32Array) -> Float32Array:
-        total = np.zeros_like(like)
-        for gradient in gradients:
-            total += gradient
-        if self._opened.reduce == "mean" and gradients:
-            np.divide(total, np.float32(len(gradients)), out=total)
+    def _reduced(self, gradients: list[Float32Array], weights: list[float]) -> Float32Array:
+        reduction = reduction_from(self._opened.reduce, self._opened.trim)
+        assert reduction is not None
+        total = np.empty_like(gradients[0])
+        plain = not reduction.takes_weights or set(weights) == {1.0}
+        reduction.reduce(gradients, None if plain else weights, total)
         return total
 
 
 def values_of_rounds(run: Run) -> Iterator[Violation]:
-    """Check every version of the bulk-synchronous tables that can be computed."""
+    """Check every version of the tables with rounds that can be computed.
+
+    Of a quorum it is not known who was in time: there has to be some choice of contributions, the
+    same at every shard, that gives what was seen, and none may be in two rounds.
+    """
     if run.missing():
         return
     for table, opened in run.tables.items():
-        if opened.mode == "bsp" and checkable(opened):
+        if opened.mode in ("bsp", "quorum") and checkable(opened):
             yield from _check(run, table, opened)
 
 
@@ -164,14 +175,30 @@ def _check(run: Run, table: int, opened: Opened) -> Iterator[Violation]:
         if wrong is not None:
             yield _differs(opened, index, wrong, [])
             return
+    taken: set[int] = set()
     for version in range(1, last + 1):
-        round_ = rounds.get(version - 1, [])
+        round_ = _candidates(opened, rounds, version - 1, taken)
         decided: dict[int, set[bool]] = {id(one): {True, False} for one in round_}
         for index, shard in shards.items():
             violation = _close(opened, index, shard, version, round_, decided)
             if violation is not None:
                 yield violation
                 return
+        taken |= {one for one, is_in in decided.items() if is_in == {True}}
+
+
+def _candidates(
+    opened: Opened, rounds: dict[int, list[_Contribution]], number: int, taken: set[int]
+) -> list[_Contribution]:
+    """Return what may be in a round: what was given to it, and late ones where those are kept."""
+    if not opened.keeps_late:
+        return rounds.get(number, [])
+    return [
+        one
+        for earlier in range(number + 1)
+        for one in rounds.get(earlier, [])
+        if id(one) not in taken and (earlier == number or one.contributed)
+    ]
 
 
 def _close(
@@ -222,7 +249,9 @@ def _rounds(run: Run, table: int) -> dict[int, list[_Contribution]]:
             if operation.changes:
                 pushes[clock].append(operation)
             elif operation.kind == "seal" and not operation.invoked.final:
-                sealed[clock] = _Contribution(worker.header.worker, operation, pushes[clock])
+                rank = worker.header.worker
+                sealed[clock] = _Contribution(rank, clock, operation, pushes[clock])
+                sealed[clock].may_miss = operation.table.mode == "quorum"
         for clock, contribution in sealed.items():
             contribution.followed = clock < newest
             rounds[clock].append(contribution)

@@ -75,6 +75,7 @@ class Operation:
     line: int
     invoked: Invoked
     ended_at: int = NEVER
+    ended_line: int = 0
     outcome: Outcome = "unknown"
     error: str = ""
     generation: int = 0
@@ -283,6 +284,7 @@ def build(path: Path, events: Iterable[Event]) -> WorkerHistory:
                 if begun is None or begun.ended_at != NEVER:
                     raise DataError(f"{where}: operation {event.op} is not under way")
                 _end(begun, event, where)
+                begun.ended_line = line
             case Closed():
                 worker.closed = event
             case Header():

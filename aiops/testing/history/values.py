@@ -154,7 +154,7 @@ def values_of_shards(run: Run) -> Iterator[Violation]:
         return
     whole = run.one_clock()  # else what is under way at an instant is not known
     for table, opened in run.tables.items():
-        if opened.mode != "asp" or not checkable(opened):
+        if opened.mode not in ("asp", "ssp") or not checkable(opened):
             continue
         for index, parts in parts_by_shard(run, table).items():
             if any(part.operation.kind == "assign" for part in parts):

@@ -15,6 +15,7 @@ PROMISES: Final = {
     "own-writes": "a worker sees its own acknowledged pushes",
     "one-value": "a version of a shard has one value, whoever pulls it",
     "rounds": "a round closes when all have sealed it, and a pull gets the version of its clock",
+    "staleness": "nobody goes on at clock c of a table before all have completed c - staleness",
     "clocks": "a worker's clocks and seals follow each other without gap or repeat",
     "barriers": "nobody leaves a barrier before everybody has come to it",
 }
