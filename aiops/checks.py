@@ -7,10 +7,12 @@ from typing import Final
 import numpy as np
 
 from aiops.errors import ConfigError, UsageError
+from aiops_protocol.frames import AckLevel
 from aiops_protocol.limits import NAME_CHARS_MAX, WEIGHT_MAX
 from aiops_protocol.payload import Float32Array, all_finite
 
 __all__ = [
+    "check_ack",
     "check_array",
     "check_count",
     "check_name",
@@ -24,6 +26,20 @@ _FLOAT32: Final = np.dtype(np.float32)
 
 TIMEOUT_S_MAX: Final = 1e9
 """Thirty years: what travels, and what every event loop can wait for. Longer is this long."""
+
+
+ACK_LEVELS: Final = {"received": AckLevel.RECEIVED, "applied": AckLevel.APPLIED}
+
+
+def check_ack(ack: object, what: str) -> AckLevel:
+    """Return the level of a push's acknowledgement."""
+    level = ACK_LEVELS.get(ack) if isinstance(ack, str) else None
+    if level is not None:
+        return level
+    why = ""
+    if ack in ("replicated", "durable"):
+        why = ": servers keep neither replicas nor snapshots yet"
+    raise UsageError(f'{what}: ack={ack!r}{why}; it may be "applied" or "received"')
 
 
 def check_name(name: object, what: str) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from aiops.checks import check_out, check_timeout
+from aiops.checks import check_ack, check_out, check_timeout
 from aiops.errors import UsageError
 from aiops.layout import Choice, Rows
 from aiops.local_copy import LocalCopy
@@ -22,7 +22,7 @@ from aiops.table_calls import FunctionCalls
 from aiops.table_core import DenseCore, TableCore
 from aiops.updates import Updates
 from aiops_protocol.control import TableOpened
-from aiops_protocol.frames import Assign, Push, PushPull, Request
+from aiops_protocol.frames import AckLevel, Assign, Push, PushPull, Request
 from aiops_protocol.payload import Float32Array, as_bytes
 
 if TYPE_CHECKING:
@@ -40,8 +40,9 @@ class PushResult(NamedTuple):
     `status` is `"applied"`: in ASP and SSP it is in the values that any later pull sees, in BSP
     it is recorded in the round and will be in the next version, once and only once. Where rounds
     close without those who are late it is `"late"` if the round had closed and the push counts in
-    the next one, and `"dropped"` if it counts in none. `version` is the version of the table when
-    the push was acknowledged.
+    the next one, and `"dropped"` if it counts in none. `"received"`, only if that was asked for:
+    it waits at the servers, and will be applied once and only once. `version` is the version of the
+    table when the push was acknowledged.
     """
 
     status: str
@@ -51,6 +52,8 @@ class PushResult(NamedTuple):
 def push_result(core: TableCore, operation: Operation, clock: int) -> PushResult:
     """Return what became of an operation of this clock that has ended well."""
     versions = operation.versions.values()
+    if not operation.done and operation.parts:
+        return PushResult("received", max(versions, default=0))
     if not core.has_rounds:
         return PushResult("applied", sum(versions))
     version = max(versions, default=0)
@@ -233,6 +236,7 @@ class Table(FunctionCalls):
         rows: Rows | None = None,
         *,
         weight: float | None = None,
+        ack: str = "applied",
         timeout_s: float | None = None,
     ) -> PushResult:
         """Send a gradient (or delta) to the servers; returns when all parts are acknowledged.
@@ -249,6 +253,10 @@ class Table(FunctionCalls):
             number of its samples: the sum of weight times gradient over all workers is divided
             by the sum of their weights. Above 0; 1 if not given. Several pushes of one clock have
             the same. Only for tables with rounds and `reduce="mean"`.
+        ack
+            `"applied"`, or `"received"`: return as soon as all parts are in the servers' memory,
+            though they wait there for their round (BSP) or for slower workers (SSP). They are then
+            applied like those of any other push, and the next `tick` waits for that.
         timeout_s
             Seconds until the whole call gives up; see `pull`.
 
@@ -259,8 +267,8 @@ class Table(FunctionCalls):
         Raises
         ------
         UsageError
-            Wrong shape, dtype or rows, NaN or infinity, a weight that cannot be, a finished
-            worker, or a clock that `push_pull` has sealed. Nothing was sent.
+            Wrong shape, dtype or rows, NaN or infinity, a weight or `ack` that cannot be, a
+            finished worker, or a clock that `push_pull` has sealed. Nothing was sent.
         RequestTimeout
             No answer in time: the push may or may not take effect, but never twice.
         NodeFailed, RequestRejected, RemoteError
@@ -272,7 +280,8 @@ class Table(FunctionCalls):
         all, if nothing of it had left. With compression it always happens, because what was held
         back counts on it. The next `tick` waits for it.
         """
-        return await self._change(Push, gradient, rows, timeout_s, "push", weight)
+        level = check_ack(ack, f"push to {self.core.title}")
+        return await self._change(Push, gradient, rows, timeout_s, "push", weight, level)
 
     async def assign(
         self, values: Float32Array, rows: Rows | None = None, *, timeout_s: float | None = None
@@ -292,6 +301,7 @@ class Table(FunctionCalls):
         timeout_s: float | None,
         verb: str,
         weight: float | None = None,
+        level: AckLevel = AckLevel.APPLIED,
     ) -> PushResult:
         core = self.core
         core.writes.check_open(verb)
@@ -303,7 +313,7 @@ class Table(FunctionCalls):
         if kind is Push:
             core.place.contribute()
         clock = core.place.clock
-        await core.writes.perform(operation)
+        await core.writes.perform(operation, level)
         return push_result(core, operation, clock)
 
     def push_soon(

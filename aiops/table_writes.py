@@ -21,7 +21,7 @@ from aiops.errors import UsageError
 from aiops.layout import Choice, Layout, Rows
 from aiops.roles.requests import Operation, Part
 from aiops_protocol.codecs import word_of
-from aiops_protocol.frames import Assign, Flag, Request
+from aiops_protocol.frames import AckLevel, Assign, Flag, Request
 from aiops_protocol.payload import Float32Array, as_bytes
 
 if TYPE_CHECKING:
@@ -94,11 +94,13 @@ class Writes:
         table = self._table
         return table.customer.start(operation, table.servers)
 
-    async def perform(self, operation: Operation) -> None:
-        """Send an operation and wait until all of it is acknowledged.
+    async def perform(self, operation: Operation, level: int = AckLevel.APPLIED) -> None:
+        """Send an operation and wait until all of it is acknowledged, at this level.
 
         On cancellation it goes on by itself, whole; or, if nothing of it had left, it never was.
         """
+        if level == AckLevel.RECEIVED:
+            operation.level, operation.received = level, self._follow
         future = self._awaited[operation] = self.start(operation)
         try:  # as `finish` does, which would be one coroutine more for each push
             await future

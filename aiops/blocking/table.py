@@ -108,13 +108,16 @@ class Table:
         rows: Rows | None = None,
         *,
         weight: float | None = None,
+        ack: str = "applied",
         timeout_s: float | None = None,
     ) -> PushResult:
         """Send a gradient and wait for the acknowledgement; see `aiops.Table.push`.
 
         The array is borrowed until this returns or raises.
         """
-        return self._loop.call(self._table.push, gradient, rows, weight=weight, timeout_s=timeout_s)
+        return self._loop.call(
+            self._table.push, gradient, rows, weight=weight, ack=ack, timeout_s=timeout_s
+        )
 
     def assign(
         self, values: Float32Array, rows: Rows | None = None, *, timeout_s: float | None = None

@@ -16,7 +16,10 @@ from aiops_protocol.control import Join
 __all__ = ["NAME_GRACE_S", "Claim", "Claims"]
 
 NAME_GRACE_S: Final = 2.0
-"""How long a join under the name of a live node waits for news of that node's end."""
+NAME_GRACE_PERIODS: Final = 7
+NAME_GRACE_MAX_S: Final = 30.0
+"""How long a join under the name of a live node waits for news of that node's end: until silence
+would be a death, as when its machine has lost its network as well, but not for ever."""
 
 
 class Claim(msgspec.Struct):
@@ -28,9 +31,17 @@ class Claim(msgspec.Struct):
 
 
 class Claims:
-    """All joins that wait, in the order of arrival."""
+    """All joins that wait, in the order of arrival.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    heartbeat_s
+        The period H.
+    """
+
+    def __init__(self, heartbeat_s: float) -> None:
+        patience_s = min(NAME_GRACE_PERIODS * heartbeat_s, NAME_GRACE_MAX_S)
+        self._grace_s = max(NAME_GRACE_S, patience_s)
         self._claims: list[Claim] = []
 
     def __bool__(self) -> bool:
@@ -38,7 +49,7 @@ class Claims:
 
     def add(self, peer: int, join: Join, now: float, *, contested: bool) -> None:
         """Let a join wait."""
-        self._claims.append(Claim(peer, join, now + NAME_GRACE_S if contested else inf))
+        self._claims.append(Claim(peer, join, now + self._grace_s if contested else inf))
 
     def has(self, peer: int) -> bool:
         """Whether a join of this connection waits."""

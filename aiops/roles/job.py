@@ -51,7 +51,7 @@ class Job:
         self.connections = Connections(settings.heartbeat_s)
         self.restarts = Restarts()
         self.started_at = now
-        self._claims = Claims()
+        self._claims = Claims(settings.heartbeat_s)
         self._losses = Losses()
         self._workers_left = 0  # in order
         self._workers_lost = 0

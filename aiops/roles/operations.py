@@ -13,7 +13,7 @@ import msgspec
 from aiops.errors import AiopsError
 from aiops.observability.staleness import StalenessHistogram
 from aiops_protocol.delivery import Outbox
-from aiops_protocol.frames import Call, Reply, Request
+from aiops_protocol.frames import AckLevel, Call, Reply, Request
 from aiops_protocol.payload import Buffer
 
 __all__ = ["NO_BYTES", "WAIT_TIMEOUT_S", "Operation", "Part"]
@@ -47,6 +47,10 @@ class Operation(msgspec.Struct, eq=False):
         What encoding has taken, of a push that the cost gate wants to hear of; else 0.
     staleness
         Takes how stale its pushes were when they were applied.
+    level
+        What the caller waits for.
+    received
+        Who follows what goes on, with its future, when the caller has what it waits for.
     torn
         Shards whose answers to a pull differ in version: a round closed between them.
     """
@@ -64,6 +68,8 @@ class Operation(msgspec.Struct, eq=False):
     versions: dict[int, int] = {}
     torn: dict[int, None] = {}
     waiting_for: dict[int, int] = {}
+    level: int = AckLevel.APPLIED
+    received: Callable[[Any], None] | None = None
     error: AiopsError | None = None
     done: bool = False
     staleness: StalenessHistogram | None = None

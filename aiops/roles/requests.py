@@ -24,7 +24,6 @@ from aiops_protocol.codec import encode
 from aiops_protocol.delivery import Outbox
 from aiops_protocol.errors import ErrorCode, MalformedFrame
 from aiops_protocol.frames import (
-    AckLevel,
     Flag,
     Known,
     Parked,
@@ -239,7 +238,7 @@ class Channel:
             epoch=self.epoch,
             table=part.table,
             session=self.session,
-            ack_level=AckLevel.APPLIED,
+            ack_level=part.operation.level,
             begin=begin,
             end=end,
             ranges=part.ranges,
@@ -254,6 +253,10 @@ class Channel:
         part.header, part.payload = encode(request)  # type: ignore[arg-type]  # a Frame
         self._flight[part.request_id] = part
         return part
+
+    def flying(self, request_id: int) -> Part | None:
+        """Return the part in flight with this number."""
+        return self._flight.get(request_id)
 
     def destination(self, reply: Reply, size: int) -> memoryview | None:
         """Return where the payload of an announced answer belongs."""

@@ -336,13 +336,20 @@ class ServedTable:
         if again is not None:
             # Sent again over a new connection, unless these are late bytes of the old one.
             self.adopt(again, peer)
-            return []
+            return self._receipt(peer, request)
         if self.parked.add(peer, session, request, now):
-            return []
+            return self._receipt(peer, request)
         text = (
             f"{self.parked.bytes_of(session[0])} bytes of this worker wait for their round already"
         )
         return [self._refuse(peer, request, ErrorCode.OUT_OF_WINDOW, text)]
+
+    def _receipt(self, peer: int, request: Request) -> list[Action]:
+        """Tell at once that a mutation is here and waits, if that is all that its sender asks."""
+        if request.ack_level != AckLevel.RECEIVED:
+            return []
+        behind = self.rule.behind(request.clock)
+        return [notice(peer, request, self.rule.version, self.epoch, behind)]
 
     def caller(self, peer: int) -> Caller:
         """Return who is at a connection of which something waits."""

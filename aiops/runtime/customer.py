@@ -208,6 +208,9 @@ class Customer:
         if not self._take(server, reply, now):
             if isinstance(reply, Parked):
                 self._warn_waiting(now)
+                part = server.channel.flying(reply.request_id)
+                if part is not None and part.operation.received is not None:
+                    self._hand_back(part.operation)
             elif isinstance(reply, Known):
                 for late in server.channel.known(reply):
                     self._take(server, late, now)
@@ -223,6 +226,18 @@ class Customer:
         if operation.done and operation in self._operations:
             self._complete(operation)
         return True
+
+    def _hand_back(self, operation: Operation) -> None:
+        """Let the caller go on once every part is received; the operation goes on alone."""
+        if not all(part.settled or part.waits for part in operation.parts):
+            return
+        follow, operation.received = operation.received, None
+        caller = operation.token
+        rest = self.cancel(operation, keep=True)
+        assert follow is not None
+        follow(rest)
+        if not caller.done():
+            caller.set_result(None)
 
     def _warn_waiting(self, now: float) -> None:
         for operation in self._operations:

@@ -393,6 +393,7 @@ async def test_a_connect_cancelled_at_any_turn_leaves_nothing(after_turns: int) 
 
 async def test_the_name_of_a_live_worker_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aiops.roles.claims.NAME_GRACE_S", 0.1)
+    monkeypatch.setattr("aiops.roles.claims.NAME_GRACE_PERIODS", 0)
     async with local_job() as cluster, cluster.connect(name="twin") as worker:
         with pytest.raises(NameInUse, match="a live worker has the name twin"):
             await cluster.connect(name="twin")
