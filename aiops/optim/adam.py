@@ -1,8 +1,8 @@
 """Adam and AdamW: steps scaled by running averages of the gradient and of its square."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -138,14 +138,22 @@ def _check_means(optimizer: Adam | AdamW) -> None:
     keep_number(optimizer, "eps", above=0.0)
 
 
-def _share(beta: float, step: Steps) -> NDArray[np.float64]:
-    """Return the share of a mean that `step` gradients make up: `1 - beta ** step`.
+def _by_step(step: Steps, formula: Callable[[NDArray[np.float64]], Any]) -> Float32Array:
+    """Return what follows from step numbers, computed once for each number, rounded once.
 
-    By the same function for one step number and for many, so that it has the same bits.
+    `formula` works on arrays, also for a single number, so that each has the same bits however
+    many there are.
     """
-    counts = np.atleast_1d(np.asarray(step, np.float64))
-    share: NDArray[np.float64] = 1.0 - np.power(beta, counts)
-    return share
+    if not isinstance(step, np.ndarray):
+        return np.asarray(formula(np.array([step], np.float64)), np.float32)
+    if not step.size:
+        return np.empty(0, np.float32)
+    low, high = int(step.min()), int(step.max())
+    if high - low >= step.size:
+        return np.asarray(formula(step.astype(np.float64)), np.float32)
+    table = np.asarray(formula(np.arange(low, high + 1, dtype=np.float64)), np.float32)
+    found: Float32Array = np.take(table, step - np.uint32(low), mode="clip")
+    return found
 
 
 def _move(
@@ -160,8 +168,9 @@ def _move(
     mean, square = state["mean"], state["square"]
     move = scratch[: values.size]
     beta1, beta2 = float(np.float32(self.beta1)), float(np.float32(self.beta2))
-    rate = (float(np.float32(rate_now(self.lr))) / _share(beta1, step)).astype(np.float32)
-    root_correction = np.sqrt(_share(beta2, step)).astype(np.float32)
+    lr = float(np.float32(rate_now(self.lr)))
+    rate = _by_step(step, lambda counts: lr / (1.0 - np.power(beta1, counts)))
+    root_correction = _by_step(step, lambda counts: np.sqrt(1.0 - np.power(beta2, counts)))
 
     np.multiply(mean, np.float32(beta1), out=mean)
     np.multiply(gradient, np.float32(1.0 - beta1), out=move)
