@@ -11,6 +11,7 @@ moved by one thread at a time; a second one is refused with `UsageError`.
 from __future__ import annotations
 
 from aiops.blocking.local_cluster import LocalCluster
+from aiops.blocking.local_sgd import LocalSGD
 from aiops.blocking.ring import Ring
 from aiops.blocking.sparse_table import SparseTable
 from aiops.blocking.status import fetch_status
@@ -20,6 +21,7 @@ from aiops.blocking.worker import Worker, connect
 __all__ = [
     "LocalCluster",
     "LocalCopy",
+    "LocalSGD",
     "Ring",
     "SparseTable",
     "Table",

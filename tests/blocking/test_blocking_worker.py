@@ -75,6 +75,29 @@ def test_the_local_copy(cluster: aiops.blocking.LocalCluster) -> None:
         assert table.local.version == table.version
 
 
+def test_local_steps(cluster: aiops.blocking.LocalCluster) -> None:
+    """Two workers that go one and two up in each step meet in the middle."""
+
+    def train(worker: aiops.blocking.Worker) -> tuple[list[int], list[float]]:
+        local = aiops.blocking.LocalSGD.open(
+            worker,
+            "local",
+            np.zeros(2, np.float32),
+            every=4,
+            outer=SGD(lr=1.0),
+            inner=SGD(lr=1.0),
+            fragments=2,
+        )
+        assert (local.every, local.fragments, local.period) == (4, 2, 2)
+        taken = []
+        for step in local.steps(8):
+            taken.append(step)
+            local.apply(np.full(2, -1 - worker.rank, np.float32))
+        return taken, local.pull().tolist()
+
+    assert cluster.run(train, workers=2) == [(list(range(8)), [12.0, 12.0])] * 2
+
+
 def test_updates_wait_for_each_version(cluster: aiops.blocking.LocalCluster) -> None:
     with cluster.connect() as reader, cluster.connect() as writer:
         table = writer.table("t", (), optimizer=Add(), consistency=ASP())

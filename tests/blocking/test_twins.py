@@ -16,6 +16,7 @@ TWINS = [
     (aiops.Table, blocking.Table),
     (aiops.SparseTable, blocking.SparseTable),
     (aiops.LocalCopy, blocking.LocalCopy),
+    (aiops.LocalSGD, blocking.LocalSGD),
     (aiops.LocalCluster, blocking.LocalCluster),
     (aiops.Ring, blocking.Ring),
 ]
