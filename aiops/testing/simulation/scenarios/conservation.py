@@ -24,10 +24,14 @@ from aiops.testing.simulation.scenarios.common import (
     read,
     start_again,
 )
+from aiops.testing.simulation.scenarios.sparse_rows import SparseRows
 from aiops.worker import Worker
 from aiops_protocol.payload import Float32Array
 
 __all__ = ["conservation"]
+
+SPARSE = 1 / 3
+"""Chance that a run has a sparse table."""
 
 CUT = 0.02
 """Chance that a message between a worker and a server is lost, with its connection."""
@@ -47,7 +51,7 @@ async def conservation(
     Every push has elements of its own, some on each server, to which it adds one. At the end
     an element is 1 if that part was applied once, 0 if never, and anything else is a fault. Every
     other push is small: it is repeated at once when its connection is lost. Of the others the
-    server is asked first.
+    server is asked first. In every third run some workers' next push goes to a sparse table.
     """
     cluster = SimCluster(
         loop, servers, workers=workers, on_worker_loss="continue", heartbeat_s=HEARTBEAT_S
@@ -58,6 +62,7 @@ async def conservation(
     rows_of: dict[int, list[int]] = {}
     acknowledged: list[int] = []
     numbers = iter(range(shape[1]))
+    sparse = SparseRows(shape[1] // 3 + 1, loop.rng) if loop.rng.random() < SPARSE else None
     done = {f"worker-{index}": 0 for index in range(workers)}
 
     async def push_all(worker: Worker) -> None:
@@ -76,6 +81,9 @@ async def conservation(
                 ones[:, number] = 1
                 await large.push(ones, rows=np.asarray(rows))
             acknowledged.append(number)
+            if sparse is not None and number % 3 == 0:
+                await sparse.push(worker, number // 3, loop.rng)
+                count(seen, "sparse push")
             done[worker.name] += 1
 
     running = {name: cluster.worker(name, push_all) for name in done}
@@ -100,6 +108,8 @@ async def conservation(
         count(seen, kind, times)
     await all_end(running.values())
     counts = await _read_both(cluster, shape)
+    if sparse is not None:
+        await sparse.check(cluster)
     await cluster.close()
     _check(counts, rows_of, acknowledged)
     count(seen, "unacknowledged yet applied", int(counts.any(axis=0).sum()) - len(acknowledged))
