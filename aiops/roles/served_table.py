@@ -292,6 +292,8 @@ class ServedTable:
             return refusal.code, refusal.text
 
     def _failure(self, error: Exception) -> str:
+        if isinstance(error, NoRoom):
+            return f"table {self.name} has no room for the rows that are new: {error}"
         optimizer = self.rule.shard.optimizer.name
         what = str(error) if isinstance(error, OptimizerMistake) else repr(error)
         return f"the optimizer {optimizer} of table {self.name} failed: {what}"
