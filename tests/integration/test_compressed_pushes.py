@@ -11,7 +11,7 @@ import pytest
 
 import aiops
 from aiops import ASP, BSP
-from aiops.compression import Codec, NoFeedback, RandomK, TopK, codec_from
+from aiops.compression import Codec, NoFeedback, OneBit, RandomK, TopK, codec_from
 from aiops.compression.compressor import Compressor
 from aiops.compression.gate import CANDIDATES
 from aiops.consistency import Consistency
@@ -306,3 +306,40 @@ async def test_auto_chooses_and_says_why() -> None:
             await worker.table("w", 9, compression="auto", allow_nonfinite=True)
         with pytest.raises(ConfigError, match="no codec 'auto'"):
             await worker.table("w", 9, pull_compression="auto")
+
+
+async def test_signs_by_majority_outvote_a_liar_in_both_directions() -> None:
+    """Three of five honest workers decide; signs go up and come down, a bit for each value."""
+    size = 20_000
+    target = np.where(np.arange(size) % 3 == 0, np.float32(-0.2), np.float32(0.2))
+
+    async def train(worker: aiops.Worker) -> tuple[Float32Array, dict[str, int]]:
+        table = await worker.table(
+            "w",
+            size,
+            optimizer=SGD(lr=0.01),
+            consistency=BSP(reduce="majority_sign"),
+            compression=NoFeedback(OneBit()),
+            pull_compression=OneBit(),
+        )
+        for step in range(15):
+            noise = random_array((size,), step, worker.rank) * np.float32(0.02)
+            values = await table.pull()
+            gradient = values - target + noise
+            await table.push(gradient if worker.rank < 3 else -gradient)
+            await worker.tick()
+        return await table.pull(), worker.stats()["bytes"]
+
+    async with local_job(2) as cluster:
+        results = await cluster.run(train, workers=5)
+        exact = [server._core.tables[1].rule.shard for server in cluster.servers]
+    values, sent = results[0]
+    assert all(same_bits(other, values) for other, _ in results)
+    whole = np.concatenate(
+        [shard.values for shard in sorted(exact, key=lambda s: s.begin)]  # type: ignore[attr-defined]
+    )
+    # Each step moves every value by the rate: one bit tells all of it.
+    np.testing.assert_allclose(values, whole, atol=1e-5)
+    assert np.abs(values - target).mean() < 0.1
+    assert sent["pushed"] < 15 * (size / 8 + 500)
+    assert sent["pulled"] - 4 * size < 15 * (size / 8 + 500)

@@ -28,7 +28,7 @@ from aiops.compression import (
     Ternary,
     TopK,
 )
-from digits_runs import SHAPES, Outcome, train
+from digits_runs import SHAPES, Outcome, train, train_by_majority
 
 SEEDS = range(5)
 
@@ -125,3 +125,12 @@ def test_agc_adjusts_itself_and_beats_top_k_at_equal_bytes(sweep: None) -> None:
     assert adaptive.accuracy - mean_of(TopK(ratio, compact=True)).accuracy >= 0.7
     long = mean_of(AGC(200), 40)
     assert long.push_bytes.mean() <= 0.8 * long.push_bytes[:88].mean()
+
+
+def test_signs_by_majority_learn_and_outvote_three_of_seven(dense: list[Outcome]) -> None:
+    runs = [train_by_majority(seed, 40) for seed in SEEDS]
+    lost = np.mean([d.accuracy - run.accuracy for d, run in zip(dense, runs, strict=True)])
+    assert lost <= 0.8
+    assert min(run.ratio for run in runs) >= 31
+    attacked = [train_by_majority(seed, 40, workers=7, liars=3) for seed in SEEDS]
+    assert np.mean([run.accuracy for run in attacked]) >= 85

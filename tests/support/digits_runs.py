@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits  # comes with scikit-learn
 
-from aiops.compression import Codec
+from aiops.compression import Codec, NoFeedback, OneBit
 from aiops.compression.compressor import Compressor
 from aiops_protocol.payload import Float32Array
 
-__all__ = ["DENSE_BYTES", "SHAPES", "Outcome", "train"]
+__all__ = ["DENSE_BYTES", "SHAPES", "Outcome", "train", "train_by_majority"]
 
 F = np.float32
 SHAPES = ((64, 256), (256,), (256, 128), (128,), (128, 10), (10,))
@@ -123,4 +123,37 @@ def train(codec: Codec, seed: int, epochs: int, *, momentum: float = 0.9) -> Out
         z = z - z.max(1, keepdims=True)
         loss = float((np.log(np.exp(z).sum(1)) - z[np.arange(len(y)), y]).mean())
         accuracy = float((scores(w, test_x)[-1].argmax(1) == test_y).mean() * 100)
+    return Outcome(accuracy, loss, np.array(sizes))
+
+
+def train_by_majority(seed: int, epochs: int, *, workers: int = 4, liars: int = 0) -> Outcome:
+    """Send signs of each worker's momentum; the sign that most have moves a value by the rate."""
+    x, y, test_x, test_y = data()
+    w = start(seed)
+    momenta = [np.zeros(SIZE, F) for _ in range(workers)]
+    senders = [Compressor(NoFeedback(OneBit()), (SIZE,), seed=rank) for rank in range(workers)]
+    shares = [np.arange(rank, len(x), workers) for rank in range(workers)]
+    chance = np.random.default_rng(1000 + seed)
+    per_epoch = len(x) // workers // BATCH
+    steps, sizes = epochs * per_epoch, []
+    orders = shares
+    with threadpool_limits(1):
+        for step in range(steps):
+            if step % per_epoch == 0:
+                orders = [chance.permutation(share) for share in shares]
+            batch = slice(step % per_epoch * BATCH, (step % per_epoch + 1) * BATCH)
+            votes = np.zeros(SIZE, F)
+            sent = 0
+            for rank in range(workers):
+                rows = orders[rank][batch]
+                momenta[rank] = F(0.9) * momenta[rank] + gradient(w, x[rows], y[rows])
+                encoded = senders[rank].encode(momenta[rank] * F(-1 if rank < liars else 1))
+                sent += len(encoded.whole().payload)
+                votes += np.sign(encoded.dense())
+            sizes.append(sent / workers)
+            w -= F(5e-4 if step < 0.75 * steps else 5e-5) * np.sign(votes)
+    z = scores(w, x)[-1]
+    z = z - z.max(1, keepdims=True)
+    loss = float((np.log(np.exp(z).sum(1)) - z[np.arange(len(y)), y]).mean())
+    accuracy = float((scores(w, test_x)[-1].argmax(1) == test_y).mean() * 100)
     return Outcome(accuracy, loss, np.array(sizes))

@@ -62,6 +62,8 @@ class SimLoop(asyncio.BaseEventLoop):
 
     Attributes
     ----------
+    seed
+        That of the run.
     rng
         The run's source of chance.
     strays
@@ -70,6 +72,7 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def __init__(self, seed: int, *, turns_max: int = TURNS_MAX) -> None:
         super().__init__()
+        self.seed = seed
         self.rng = random.Random(seed)
         self.turns = 0
         self.strays: list[dict[str, Any]] = []

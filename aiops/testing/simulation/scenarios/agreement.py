@@ -1,6 +1,8 @@
 """Agreement: BSP under faults that kill nobody gives the weights of a single process, bit for bit.
 
-In life: synchronous training while connections break, links slow down and nodes stall.
+In life: synchronous training while connections break, links slow down and nodes stall. In most
+runs pushes, or pulls, or both are compressed: then also what is held back must have been charged
+once for each push, however often it was sent.
 """
 
 from __future__ import annotations
@@ -9,13 +11,18 @@ import asyncio
 
 import numpy as np
 
+from aiops.compression import codec_from
+from aiops.compression.compressor import Compressor
+from aiops.compression.pulls import pull_codec
 from aiops.consistency import BSP
 from aiops.optim import SGD
+from aiops.replica import Replica
 from aiops.testing.simulation.cluster import SimCluster
 from aiops.testing.simulation.loop import SimLoop
 from aiops.testing.simulation.nemesis import Nemesis
 from aiops.testing.simulation.scenarios.common import HEARTBEAT_S, Broken, all_end, count
 from aiops.worker import Worker
+from aiops_protocol.codecs import mix
 from aiops_protocol.payload import Float32Array
 
 __all__ = ["agreement"]
@@ -24,18 +31,31 @@ SHAPE = (7, 11)
 RATE = np.float32(0.1)
 STEPS_TO_A_BARRIER = 6
 
+PUSHES = (None, "top-k:0.1", "one-bit:16", "qsgd:4:block=16", "dgc:0.1", "top-k:0.2+fp16+lz4")
+PULLS = (None, None, "one-bit", "top-k:0.3")
+
 
 async def agreement(
     loop: SimLoop, seen: dict[str, int], *, workers: int = 3, servers: int = 2, steps: int = 20
 ) -> None:
     """Train under faults; compare with the same arithmetic done in one place."""
+    draw = mix(loop.seed)  # not from the loop: what happens else in the run stays as it is
+    push, pull = PUSHES[draw % len(PUSHES)], PULLS[draw // len(PUSHES) % len(PULLS)]
+    count(seen, "pushes compressed", push is not None)
+    count(seen, "pulls compressed", pull is not None)
     cluster = SimCluster(loop, servers, workers=workers, heartbeat_s=HEARTBEAT_S)
     await cluster.start()
     arrived: dict[int, int] = {}  # by step, at the barrier
 
     async def train(worker: Worker) -> Float32Array:
         table = await worker.table(
-            "weights", shape=SHAPE, init=0.5, optimizer=SGD(lr=float(RATE)), consistency=BSP()
+            "weights",
+            shape=SHAPE,
+            init=0.5,
+            optimizer=SGD(lr=float(RATE)),
+            consistency=BSP(),
+            compression=push,
+            pull_compression=pull,
         )
         async for step in worker.steps(steps):
             if step % STEPS_TO_A_BARRIER == 0:
@@ -58,7 +78,7 @@ async def agreement(
         count(seen, kind, times)
     await all_end(running)
     await cluster.close()
-    expected = _alone(workers, steps)
+    expected = _alone(workers, steps, push, pull)
     for task in running:
         if task.result().tobytes() != expected.tobytes():
             raise Broken("the weights are not those of a single process")
@@ -74,12 +94,24 @@ def _gradient(rank: int, step: int, weights: Float32Array) -> Float32Array:
     return weights * np.float32(0.3) + noise
 
 
-def _alone(workers: int, steps: int) -> Float32Array:
+def _alone(workers: int, steps: int, push: str | None, pull: str | None) -> Float32Array:
     weights: Float32Array = np.full(SHAPE, 0.5, np.float32)
+    senders = [
+        Compressor(codec_from(push or "dense"), SHAPE, mix(*b"weights", rank))
+        for rank in range(workers)
+    ]
+    replica = Replica(pull_codec(codec_from(pull)), weights.reshape(-1), 0) if pull else None
     for step in range(steps):
         ranks = [rank for rank in range(workers) if _takes_part(rank, step)]
-        total = _gradient(ranks[0], step, weights)
-        for rank in ranks[1:]:
-            total = total + _gradient(rank, step, weights)
+        given = weights if replica is None else replica.values.reshape(SHAPE)
+        arrived = [
+            senders[rank].encode(_gradient(rank, step, given).reshape(-1)).dense().reshape(SHAPE)
+            for rank in ranks
+        ]
+        total = arrived[0]
+        for other in arrived[1:]:
+            total = total + other
         weights = weights - RATE * (total / np.float32(len(ranks)))
-    return weights
+        if replica is not None:
+            replica.publish(weights.reshape(-1), step + 1)
+    return weights if replica is None else replica.values.reshape(SHAPE)
