@@ -9,7 +9,7 @@ PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 CODE   := aiops protocol cli tests $(wildcard benchmarks examples)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test format lint types layers docs fuzz bench bench-all-reduce sim mutants chaos soak kill-matrix local-sgd ring-matrix ring-kills codec-sweep clean
+.PHONY: help demo test format lint types layers docs fuzz bench bench-all-reduce sim mutants chaos conservation soak kill-matrix local-sgd ring-matrix ring-kills codec-sweep clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' Makefile
@@ -88,6 +88,9 @@ mutants: $(VENV)/.dev  ## plant bugs, each of which the simulator must find
 
 chaos: $(VENV)/.dev  ## train digits over cuts, jitter and black holes; minutes
 	AIOPS_TEST_GUARD_S=3600 $(BIN)/python -m pytest tests/integration/test_chaos_training.py --chaos -q -s
+
+conservation: $(VENV)/.dev  ## five rounds of real processes that are killed and cut off: each push counts once
+	$(BIN)/python -m pytest tests/integration/test_real_conservation.py --conservation -q -s
 
 soak: $(VENV)/.dev  ## 100,000 pushes and 5,000 reconnections: nothing may pile up; minutes
 	AIOPS_TEST_GUARD_S=3600 $(BIN)/python -m pytest tests/integration/test_soak.py --soak -q -s

@@ -75,7 +75,7 @@ def pytest_asyncio_loop_factories(
     return {DEFAULT_LOOP: LOOPS[DEFAULT_LOOP]}
 
 
-LONG = ("local_sgd", "chaos", "soak")
+LONG = ("local_sgd", "chaos", "soak", "conservation")
 """Marks of tests that run only when asked for, each by an option of its name."""
 
 
@@ -101,6 +101,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption(
         "--chaos", action="store_true", help="whole trainings over bad networks, not only short"
+    )
+    parser.addoption(
+        "--conservation", action="store_true", help="count pushes of processes that are killed"
     )
     parser.addoption(
         "--soak", action="store_true", help="100,000 pushes and 5,000 reconnections: minutes"
