@@ -16,9 +16,17 @@ from numpy.typing import DTypeLike
 
 from aiops.collective.call import Array, Call
 from aiops.collective.plan import make_plan
-from aiops.collective.shared import Arena, Doorbell, SharedGroup, host_identity, supported
+from aiops.collective.shared import (
+    Arena,
+    Doorbell,
+    SharedGroup,
+    ShareLink,
+    host_identity,
+    supported,
+)
 from aiops.errors import (
     AiopsError,
+    Closed,
     CollectiveMismatch,
     DialFailed,
     JoinTimeout,
@@ -106,6 +114,7 @@ class SharedRingGroup(RingGroup):
 
     _shared: SharedGroup
     _met = False
+    _meeting: asyncio.Task[dict[int, ShareLink]] | None = None
     _flight: RingCall | None = None
     _out_of_time: AiopsError | None = None
 
@@ -124,18 +133,25 @@ class SharedRingGroup(RingGroup):
             for index, member in enumerate(formed.members)
             if index != self.index
         }
+        group = f"{job}/{formed.ring}/{formed.generation}"
+        meeting = memory.bell().meet(group, self.index, names, timeout_s)
+        self._meeting = self._loop.create_task(meeting)
         try:
-            links = await memory.bell().meet(
-                f"{job}/{formed.ring}/{formed.generation}", self.index, names, timeout_s
-            )
-        except (JoinTimeout, DialFailed) as error:
-            self.stop("connection", f"{self.me}: {error}")
-            assert self.over is not None
-            raise self.over from error
-        except BaseException:
+            await asyncio.wait((self._meeting,))
+            if self._meeting.cancelled():  # the scheduler has halted the ring meanwhile
+                raise self.over or Closed(f"ring {self.name} is closed")
+            self._share(memory, self._meeting.result())
+        except asyncio.CancelledError:
+            self._meeting.cancel()
+            self._meeting.add_done_callback(_close_links)
             self.stop("cancelled", f"{self.me} has cancelled ring {self.name}")
             raise
-        members = [f"worker {member.rank} ({member.name})" for member in formed.members]
+        except (JoinTimeout, DialFailed, OSError) as error:
+            self.stop("connection", f"{self.me}: {error}")
+            raise self.over or error from error
+
+    def _share(self, memory: HostMemory, links: dict[int, ShareLink]) -> None:
+        members = [f"worker {member.rank} ({member.name})" for member in self.formed.members]
         self._shared = SharedGroup(self.index, self.size, memory.arena, links, self._lost, members)
         self._met = True
         if self.over is not None:  # halted meanwhile
@@ -165,6 +181,11 @@ class SharedRingGroup(RingGroup):
         except CollectiveMismatch as error:
             self.stop("mismatch", str(error))
             raise
+        except AiopsError:
+            raise
+        except OSError as error:  # no memory or no files are left
+            self.stop("memory", f"{self.me} has no shared memory for {call}: {error}")
+            raise self.over or error from error
         except asyncio.CancelledError:
             if shared.voted < flight.number:
                 self.stop("cancelled", f"{self.me} has cancelled {call_name(self.name, flight)}")
@@ -195,6 +216,8 @@ class SharedRingGroup(RingGroup):
             self._shared.stop(lambda: error)
             if self._shared.in_doubt and self._flight is not None:
                 self._timers.append(self._loop.call_later(VERDICT_TIMEOUT_S, self._no_verdict))
+        elif self._meeting is not None:
+            self._meeting.cancel()
 
     def verdict(self, message: RingVerdict) -> None:
         """End a call whose end was open, one way or the other."""
@@ -210,6 +233,8 @@ class SharedRingGroup(RingGroup):
         super().fail(error)
         if self._met:
             self._shared.verdict(0, lambda: error)
+        elif self._meeting is not None:
+            self._meeting.cancel()
 
     def leave(self) -> None:
         """Leave in order: what this member has voted for is there for the others."""
@@ -226,6 +251,13 @@ class SharedRingGroup(RingGroup):
     def _close(self) -> None:
         if self._met:
             self._shared.close()
+
+
+def _close_links(meeting: asyncio.Task[dict[int, ShareLink]]) -> None:
+    """Let go of connections that nobody takes over."""
+    if not meeting.cancelled() and meeting.exception() is None:
+        for link in meeting.result().values():
+            link.close()
 
 
 def _nothing() -> None:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import aiops
-from aiops.collective.shared import supported
+from aiops.collective.shared import Doorbell, supported
+from aiops.collective.shared.pages import create_segment
 from aiops.consistency import BSP
 from aiops.errors import (
     BarrierTimeout,
@@ -397,3 +398,57 @@ async def test_a_lost_member_aborts_the_call_of_all_others() -> None:
 
         with pytest.raises(RuntimeError, match="gone"):
             await cluster.run(work, workers=4)
+
+
+async def test_without_memory_to_share_the_call_ends_for_all(
+    transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No file may be opened any more: an error on all members, and nobody waits."""
+    if transport == "tcp":
+        pytest.skip("nothing is shared over TCP")
+
+    def none_for_large(size: int) -> Any:
+        if size > 1_000_000:
+            raise OSError(24, "Too many open files")
+        return create_segment(size)
+
+    async def member(worker: aiops.Worker, ring: Ring) -> None:
+        array = np.full(400_000, 7, np.float32)
+        await ring.barrier()
+        monkeypatch.setattr("aiops.collective.shared.group.create_segment", none_for_large)
+        with pytest.raises(CollectiveAborted, match="Too many open files"):
+            await ring.all_reduce(array)
+        assert (array == 7).all()
+        await until(lambda: ring.broken)
+        monkeypatch.undo()
+        await ring.reform()
+        await ring.all_reduce(array)
+        assert (array == 21).all()
+
+    await run_members(3, member)
+
+
+async def test_a_member_that_is_lost_while_all_connect_keeps_nobody_waiting(
+    transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if transport == "tcp":
+        pytest.skip("connections over TCP are made when they are needed")
+    meet = Doorbell.meet
+
+    async def one_dies(bell: Doorbell, group: str, index: int, *arguments: Any) -> Any:
+        if index == 2:  # which the others wait for: it is the one that dials
+            raise RuntimeError("gone")
+        return await meet(bell, group, index, *arguments)
+
+    monkeypatch.setattr(Doorbell, "meet", one_dies)
+    async with local_job(on_worker_loss="continue") as cluster:
+
+        async def work(worker: aiops.Worker) -> None:
+            with pytest.raises(CollectiveAborted, match="is lost: RuntimeError: gone"):
+                await worker.ring("r", timeout_s=30)
+            ring = await worker.ring("r", timeout_s=10)
+            assert ring.world_size == 2
+            await ring.barrier()
+
+        with pytest.raises(RuntimeError, match="gone"):
+            await cluster.run(work, workers=3)

@@ -6,7 +6,7 @@ collective operations themselves. Linux only: `supported` says whether it can be
 """
 
 from aiops.collective.shared.group import SharedGroup
-from aiops.collective.shared.links import Doorbell, host_identity, supported
+from aiops.collective.shared.links import Doorbell, ShareLink, host_identity, supported
 from aiops.collective.shared.pages import Arena
 
-__all__ = ["Arena", "Doorbell", "SharedGroup", "host_identity", "supported"]
+__all__ = ["Arena", "Doorbell", "ShareLink", "SharedGroup", "host_identity", "supported"]

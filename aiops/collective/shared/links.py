@@ -81,6 +81,7 @@ class Doorbell:
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[bytes, Callable[[int, socket.socket], None]] = {}
         self._early: dict[tuple[bytes, int], socket.socket] = {}
+        self._silent: set[socket.socket] = set()  # at the door, and have not said who they are
         self._loop.add_reader(self._socket.fileno(), self._accept)
 
     def close(self) -> None:
@@ -88,9 +89,10 @@ class Doorbell:
         if self._socket.fileno() >= 0:
             self._loop.remove_reader(self._socket.fileno())
             self._socket.close()
-        for link in self._early.values():
+        for link in [*self._early.values(), *self._silent]:
             _discard(self._loop, link)
         self._early.clear()
+        self._silent.clear()
 
     def _accept(self) -> None:
         while True:
@@ -100,6 +102,7 @@ class Doorbell:
                 return
             link.setblocking(False)
             if _same_user(link):
+                self._silent.add(link)
                 self._loop.add_reader(link.fileno(), self._hello, link)
             else:
                 link.close()
@@ -107,6 +110,7 @@ class Doorbell:
     def _hello(self, link: socket.socket) -> None:
         """Read who is at the door; a member that comes before its group is asked for waits."""
         self._loop.remove_reader(link.fileno())
+        self._silent.discard(link)
         try:
             index, digest = _HELLO.unpack(link.recv(_HELLO.size))
         except (OSError, struct.error):
