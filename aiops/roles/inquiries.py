@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from aiops.roles.actions import Send
 from aiops.roles.answers import refuse
+from aiops.roles.caller import Caller
 from aiops.roles.parking import Session
-from aiops.roles.served_table import Caller, ServedTable
+from aiops.roles.served_table import ServedTable
 from aiops_protocol.delivery import Inbox
 from aiops_protocol.errors import ErrorCode, MalformedFrame
 from aiops_protocol.frames import Known, Query

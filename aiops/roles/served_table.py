@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from math import isnan
 from typing import Final
 
-import msgspec
 import numpy as np
 
 from aiops.optim.guard import OptimizerMistake
 from aiops.roles.actions import Action, Note, RoundClosed, Send, Tell
 from aiops.roles.answers import acknowledge, notice, refuse, value
+from aiops.roles.caller import Caller
 from aiops.roles.calls import Refusal, run_change, run_read
 from aiops.roles.consistency import PARK, Outcome, Rule
 from aiops.roles.parking import NOTICE_S, Parking, Session, Waiting, owned
@@ -31,16 +31,10 @@ from aiops_protocol.control import RoundDecided, TableSpec
 from aiops_protocol.delivery import Inbox, Verdict
 from aiops_protocol.errors import ErrorCode, MalformedFrame
 from aiops_protocol.frames import AckLevel, Assign, Call, Flag, PushPull, Request, Seal
-from aiops_protocol.limits import PAYLOAD_BYTES_MAX, PULL_WINDOW_BYTES
+from aiops_protocol.limits import PAYLOAD_BYTES_MAX
 from aiops_protocol.payload import Float32Array, all_finite, as_float32, weight_of
 
-__all__ = ["Caller", "ServedTable"]
-
-PULLS_WAITING_MAX: Final = 4096
-"""Pulls of one connection that wait by rule; a worker's own window stays far below."""
-
-KEYS_WAITING_BYTES_MAX: Final = 4 * PULL_WINDOW_BYTES
-"""Key lists of the pulls of one connection that wait by rule; as many again as may be asked for."""
+__all__ = ["ServedTable"]
 
 _INITIAL: Final = int(Flag.INITIAL)
 _CONTRIBUTED: Final = int(Flag.CONTRIBUTED)
@@ -50,17 +44,6 @@ _WEIGHT: Final = int(Flag.WEIGHT)
 _HIGHEST_LEVEL: Final = int(AckLevel.APPLIED)
 
 OK: Final = ErrorCode.OK
-
-
-class Caller(msgspec.Struct, gc=False):
-    """A worker at the other end of a data connection."""
-
-    rank: int
-    incarnation: int
-    order: int = 0  # of all connections to this server
-    customers: int = 1  # its sessions are the numbers below
-    pulls_waiting: int = 0
-    keys_waiting_bytes: int = 0
 
 
 class ServedTable:
@@ -160,13 +143,12 @@ class ServedTable:
 
     def _wait(self, peer: int, request: Request, now: float) -> list[Action]:
         caller = self._callers[peer]
-        keys_bytes = caller.keys_waiting_bytes + len(request.keys) + len(request.payload)
-        if caller.pulls_waiting >= PULLS_WAITING_MAX or keys_bytes > KEYS_WAITING_BYTES_MAX:
+        if not caller.may_wait(request):
             text = f"{caller.pulls_waiting} pulls of this worker wait already"
             return [self._refuse(peer, request, ErrorCode.OUT_OF_WINDOW, text)]
-        caller.pulls_waiting += 1
-        caller.keys_waiting_bytes = keys_bytes
-        self.pulls.append(Waiting(peer, owned(request) if keys_bytes else request, now))
+        caller.waits(request)
+        listed = bool(request.keys or request.payload)
+        self.pulls.append(Waiting(peer, owned(request) if listed else request, now))
         return []
 
     def _readable(self, request: Request) -> bool:
@@ -405,9 +387,7 @@ class ServedTable:
 
     def _let_go(self, waiting: Waiting) -> None:
         """Count a pull that waits no more."""
-        caller = self._callers[waiting.peer]
-        caller.pulls_waiting -= 1
-        caller.keys_waiting_bytes -= len(waiting.request.keys) + len(waiting.request.payload)
+        self._callers[waiting.peer].waits_no_more(waiting.request)
 
     def _awaken(self) -> list[Send]:
         """Answer the pulls that can be answered now."""

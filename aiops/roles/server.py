@@ -22,6 +22,7 @@ from aiops.optim import optimizer_from
 from aiops.optim.clipping import refuse_row_limit
 from aiops.roles.actions import Action, Drop, Ended, Note, Send, Tell
 from aiops.roles.answers import refuse
+from aiops.roles.caller import Caller
 from aiops.roles.inquiries import answer
 from aiops.roles.key_lists import KeyCache
 from aiops.roles.losses import marks_of, told_of
@@ -29,7 +30,7 @@ from aiops.roles.memory import Budget, shard_bytes
 from aiops.roles.quorum import Share
 from aiops.roles.rounds import NOTHING_SEALED, Mark
 from aiops.roles.rules import ROUNDS, check_consistency, places, rule_for
-from aiops.roles.served_table import Caller, ServedTable
+from aiops.roles.served_table import ServedTable
 from aiops.roles.shards import AnyShard
 from aiops.roles.table_entry import check_layout
 from aiops.shard import Shard

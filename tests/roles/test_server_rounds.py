@@ -231,7 +231,7 @@ def test_what_a_worker_may_have_waiting_is_bounded() -> None:
 
 
 def test_pulls_that_wait_are_bounded_per_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aiops.roles.served_table.PULLS_WAITING_MAX", 3)
+    monkeypatch.setattr("aiops.roles.caller.PULLS_WAITING_MAX", 3)
     served = Served(workers=(0, 1))
     for number in range(3):
         assert served.pull(0, clock=1, request_id=number) == []
