@@ -159,23 +159,26 @@ class RingGroup:
     # --- pieces ---
 
     def _pump(self, call: RingCall) -> None:
-        for index in call.work.plan.peers:
-            self._pump_peer(call, self.peers[index])
+        sending = True
+        while sending:  # what is sent may have held back something for another member
+            sent = [self._pump_peer(call, self.peers[index]) for index in call.work.plan.peers]
+            sending = len(sent) > 1 and any(sent)
 
-    def _pump_peer(self, call: RingCall, peer: RingPeer) -> None:
-        """Send what is ready for one member, as far as the connection and the member take it."""
+    def _pump_peer(self, call: RingCall, peer: RingPeer) -> bool:
+        """Send what is ready for one member, as far as it takes it; return whether anything was."""
         link = peer.link
         if link is None or call.number == 0:
-            return
+            return False
+        any_sent = False
         operation = call.operation
         while not link.stream.full:
             ready = operation.next_send(peer.index)
             if ready is None:
-                return
+                break
             number, piece = ready
             payload = operation.payload(piece)
             if not call.may_send(peer.index, len(payload)):
-                return
+                break
             call.count_early(peer.index, len(payload))
             begin, count = operation.words(piece)
             frame = RingPiece(
@@ -190,6 +193,8 @@ class RingGroup:
             link.send(frame, borrowed=piece.borrowed)
             self.traffic["sent"] += len(payload)
             operation.sent(number)
+            any_sent = True
+        return any_sent
 
     def _advance(self) -> None:
         """Confirm and end whatever is so far, in order."""
