@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -34,6 +34,9 @@ CALL_TIMEOUT_S: Final = 600.0
 SCRATCH_BYTES_MAX: Final = 256 * 1024 * 1024
 """Working memory that is kept between calls: fresh pages cost more than the sum over them."""
 
+PREPARED_MAX: Final = 1024
+"""Different calls whose plans are kept: arrays of a model, and some more."""
+
 
 class Ring(Member):
     """One worker's handle of a ring.
@@ -58,6 +61,8 @@ class Ring(Member):
         self._timeout_s = timeout_s
         self._call_timeout_s = call_timeout_s
         self._scratch = _Scratch()
+        self._known: dict[Call, _Prepared] = {}
+        self._hosts = self._by_host()
 
     def __repr__(self) -> str:
         return (
@@ -142,6 +147,8 @@ class Ring(Member):
         limit = self._timeout_s if timeout_s is None else check_timeout(timeout_s, "reform")
         self._group = await self._desk.enter(self._name, limit)
         self.rank, self.world_size = self._group.index, self._group.size
+        self._known.clear()
+        self._hosts = self._by_host()
 
     def explain(self, kind: str, count: int, *, item_bytes: int = 4) -> Choice:
         """Return which algorithm "auto" takes for a call, and why: print it.
@@ -182,19 +189,21 @@ class Ring(Member):
         if isinstance(group, SharedRingGroup):
             await group.perform(call, flat, limit)
             return
-        plan = make_plan(call.schedule(self.rank, self.world_size, self._groups()))
+        prepared = self._prepared(call)
         work = self._scratch.take(call.count, flat.dtype)
+        divisor = flat.dtype.type(self.world_size) if call.op == "mean" else None
 
         def commit() -> None:
-            for span in self._given(call, plan):
+            for span in prepared.given:
                 target, result = flat[slice(*span)], work[slice(*span)]
-                if call.op == "mean":
-                    np.divide(result, result.dtype.type(self.world_size), out=target)
+                if divisor is not None:
+                    np.divide(result, divisor, out=target)
                 else:
                     target[...] = result
 
         reduce = REDUCTIONS[call.op or "sum"]
-        begun = group.call(RingWork(call.kind, str(call), plan, flat, work, reduce, commit), limit)
+        what, plan = prepared.description, prepared.plan
+        begun = group.call(RingWork(call.kind, what, plan, flat, work, reduce, commit), limit)
         try:
             await begun.future
         except asyncio.CancelledError:
@@ -203,11 +212,18 @@ class Ring(Member):
         finally:
             self._scratch.give(work)
 
-    def _given(self, call: Call, plan: Plan) -> tuple[Span, ...]:
-        """Return the elements that a call gives this rank."""
-        if call.kind == "reduce_scatter":
-            return (chunk_spans(call.count, self.world_size)[self.rank],) if plan.written else ()
-        return plan.written
+    def _prepared(self, call: Call) -> _Prepared:
+        """Return what can be worked out beforehand; the same calls are made in every step."""
+        known = self._known.get(call)
+        if known is None:
+            if len(self._known) >= PREPARED_MAX:
+                self._known.clear()
+            plan = make_plan(call.schedule(self.rank, self.world_size, self._groups()))
+            given = plan.written
+            if call.kind == "reduce_scatter" and given:
+                given = (chunk_spans(call.count, self.world_size)[self.rank],)
+            known = self._known[call] = _Prepared(str(call), plan, given)
+        return known
 
     def _withdraw(self, call: Call) -> None:
         self._group.stop("cancelled", f"{self._group.me} has cancelled its next {call.kind}")
@@ -216,6 +232,9 @@ class Ring(Member):
         return self.explain(kind, count, item_bytes=item_bytes).algorithm
 
     def _groups(self) -> Groups:
+        return self._hosts
+
+    def _by_host(self) -> Groups:
         hosts: dict[str, list[int]] = {}
         for place, member in enumerate(self._group.formed.members):
             hosts.setdefault(member.host, []).append(place)
@@ -234,6 +253,14 @@ class Ring(Member):
             cause=cause,
             lost=error.lost if isinstance(error, CollectiveAborted) else (),
         )
+
+
+class _Prepared(NamedTuple):
+    """What the same call needs every time."""
+
+    description: str
+    plan: Plan
+    given: tuple[Span, ...]  # the elements that it gives this rank
 
 
 class _Scratch:

@@ -44,11 +44,15 @@ class Operation:
         `plan.written`.
     reduce
         What becomes of two operands.
+    landing
+        Memory by peer in which pieces lie until they are combined; kept from one operation to the
+        next, because fresh pages cost more than the sum over them.
     """
 
     __slots__ = (
         "_held",
         "_item_bytes",
+        "_landing",
         "_open",
         "_placed",
         "_ready",
@@ -62,7 +66,14 @@ class Operation:
         "plan",
     )
 
-    def __init__(self, plan: Plan, source: Array, work: Array, reduce: np.ufunc) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        source: Array,
+        work: Array,
+        reduce: np.ufunc,
+        landing: dict[int, memoryview] | None = None,
+    ) -> None:
         self.plan = plan
         self._source, self._work, self._reduce = source, work, reduce
         self._source_bytes = source.view(np.uint8).data
@@ -71,6 +82,7 @@ class Operation:
         self._send_waits = list(plan.send_waits)
         self._receive_waits = list(plan.receive_waits)
         self._open = len(plan.sends) + len(plan.receives)
+        self._landing = {} if landing is None else landing
         self._placed: set[int] = set()  # receives that come straight into the working array
         self._held: dict[int, Array | None] = {}  # came before its turn
         self._ready: dict[int, deque[int]] = {peer: deque() for peer in plan.peers}
@@ -94,11 +106,19 @@ class Operation:
         """
         number = self._number(peer, message, begin, count)
         piece = self.plan.receives[number]
-        replaces = piece.combine is Combine.REPLACE
-        if self._receive_waits[number] or not (replaces or not piece.own_in_work):
+        if self._receive_waits[number]:
             return None
+        if piece.combine is not Combine.REPLACE:
+            return self._landing_of(peer, count * WORD_BYTES)
         self._placed.add(number)
         return self._work_bytes[piece.begin * self._item_bytes : piece.end * self._item_bytes]
+
+    def _landing_of(self, peer: int, size: int) -> memoryview:
+        """Return memory in which a piece lies until it is combined: always the same, so warm."""
+        landing = self._landing.get(peer)
+        if landing is None or len(landing) < size:
+            landing = self._landing[peer] = np.empty(size, np.uint8).data
+        return landing[:size]
 
     def receive(self, peer: int, message: int, begin: int, count: int, payload: Buffer) -> None:
         """Take a piece; sends that waited for it become ready.

@@ -81,11 +81,11 @@ class RingCall:
         """Seconds since the call was made."""
         return asyncio.get_running_loop().time() - self.started_at
 
-    def begin(self, number: int) -> None:
+    def begin(self, number: int, landing: dict[int, memoryview]) -> None:
         """Its turn has come: sends read the caller's array from now on."""
         self.number = number
         work = self.work
-        self._operation = Operation(work.plan, work.source, work.work, work.reduce)
+        self._operation = Operation(work.plan, work.source, work.work, work.reduce, landing)
 
     def may_send(self, peer: int, size: int) -> bool:
         """Whether a member takes so many bytes: all of them, or few if it has not begun."""

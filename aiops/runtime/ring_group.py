@@ -91,6 +91,7 @@ class RingGroup:
         self._begun = 0
         self._early: dict[int, list[tuple[RingPeer, RingFrame]]] = {}
         self._early_bytes: dict[tuple[int, int], int] = {}
+        self._landing: dict[int, memoryview] = {}
         self._timers: list[asyncio.TimerHandle] = []
         self._reported = False
 
@@ -119,12 +120,13 @@ class RingGroup:
         while self._queue and len(self._calls) < OPERATIONS_AHEAD_MAX and self.over is None:
             call = self._queue.popleft()
             self._begun += 1
-            call.begin(self._begun)
+            call.begin(self._begun, self._landing)
             self._calls.append(call)
             self._announce(call)
             for peer, frame in self._early.pop(call.number, ()):
                 if self.over is None:
                     self._take(call, peer, frame)
+                peer.early.done(frame.payload)
             self._advance()
 
     def _announce(self, call: RingCall) -> None:
@@ -139,8 +141,8 @@ class RingGroup:
             peer = self.peers[index]
             if index > self.index:
                 peer.dial(self._van, self._postoffice, call.timeout_s)
-            peer.send(begin)
-            self._pump_peer(call, peer)
+            if not self._pump_peer(call, peer, begin):
+                peer.send(begin)
 
     def _partners(self, call: RingCall) -> list[int]:
         """Return all members that this one has to do with in a call; they have with it, too."""
@@ -164,8 +166,11 @@ class RingGroup:
             sent = [self._pump_peer(call, self.peers[index]) for index in call.work.plan.peers]
             sending = len(sent) > 1 and any(sent)
 
-    def _pump_peer(self, call: RingCall, peer: RingPeer) -> bool:
-        """Send what is ready for one member, as far as it takes it; return whether anything was."""
+    def _pump_peer(self, call: RingCall, peer: RingPeer, before: RingBegin | None = None) -> bool:
+        """Send what is ready for one member, as far as it takes it; return whether anything was.
+
+        `before` leaves together with the first piece, if there is one.
+        """
         link = peer.link
         if link is None or call.number == 0:
             return False
@@ -190,7 +195,13 @@ class RingGroup:
                 count=count,
                 payload=payload,
             )
-            link.send(frame, borrowed=piece.borrowed)
+            if before is not None and piece.borrowed:
+                link.send_together(before, frame)
+            else:
+                if before is not None:
+                    link.send(before)
+                link.send(frame, borrowed=piece.borrowed)
+            before = None
             self.traffic["sent"] += len(payload)
             operation.sent(number)
             any_sent = True
@@ -232,9 +243,11 @@ class RingGroup:
 
     def place(self, peer: RingPeer, frame: Frame, size: int) -> memoryview | None:
         """Return where a payload that is coming belongs; `None` for memory of its own."""
-        call = self._find(frame.operation) if isinstance(frame, RingPiece) else None
-        if call is None or not isinstance(frame, RingPiece):
+        if not isinstance(frame, RingPiece):
             return None
+        call = self._find(frame.operation)
+        if call is None:
+            return peer.early.place(size)
         try:
             return call.operation.destination(peer.index, frame.message, frame.begin, frame.count)
         except UnexpectedPiece:
@@ -272,8 +285,8 @@ class RingGroup:
         ):
             raise self._misbehaved(peer, f"{frame} too far ahead")
         self._early_bytes[key] = size
-        # The payload may lie in the connection's buffer.
-        frame = msgspec.structs.replace(frame, payload=bytes(frame.payload))
+        if not peer.early.keeps(frame.payload):  # it lies in the connection's buffer
+            frame = msgspec.structs.replace(frame, payload=bytes(frame.payload))
         self._early.setdefault(frame.operation, []).append((peer, frame))
 
     def _take(self, call: RingCall, peer: RingPeer, frame: RingFrame) -> None:

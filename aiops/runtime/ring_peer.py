@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
+import numpy as np
+
 from aiops.errors import AiopsError
 from aiops.runtime.dialling import LinkPlan, open_link
 from aiops.runtime.postoffice import Postoffice
@@ -17,6 +19,8 @@ from aiops.van.link import Link
 from aiops_protocol.errors import ErrorCode
 from aiops_protocol.frames import Frame, RingBegin, RingConfirm, RingFrame
 from aiops_protocol.handshake import Purpose, Role
+from aiops_protocol.limits import EARLY_BYTES_MAX
+from aiops_protocol.payload import Buffer
 from aiops_protocol.ring_control import RingMember
 
 __all__ = ["PeerOwner", "RingPeer"]
@@ -46,6 +50,44 @@ class PeerOwner(Protocol):
         ...
 
 
+class EarlyMemory:
+    """Where pieces lie that come before their operation has begun here.
+
+    Always the same memory, because fresh pages cost more than the copy into them.
+    """
+
+    def __init__(self) -> None:
+        self._memory: memoryview | None = None
+        self._used = 0
+        self._kept = 0  # pieces that lie here
+        self._last: memoryview | None = None
+
+    def place(self, size: int) -> memoryview | None:
+        """Return memory for a piece that is coming, if there is room."""
+        if self._memory is None:
+            self._memory = np.empty(EARLY_BYTES_MAX, np.uint8).data
+        if self._used + size > EARLY_BYTES_MAX:
+            return None
+        self._last = self._memory[self._used : self._used + size]
+        return self._last
+
+    def keeps(self, payload: Buffer) -> bool:
+        """Keep a piece that has come, if it lies here."""
+        if payload is not self._last:
+            return False
+        self._used += len(payload)
+        self._kept += 1
+        self._last = None
+        return True
+
+    def done(self, payload: Buffer) -> None:
+        """Let a piece go; with the last one all the memory is free again."""
+        if self._kept and isinstance(payload, memoryview):
+            self._kept -= 1
+            if not self._kept:
+                self._used = 0
+
+
 class RingPeer:
     """The connection to one other member.
 
@@ -55,12 +97,15 @@ class RingPeer:
         Its place in the list of members.
     link
         The connection, once it is ready.
+    early
+        What it sends before this member is as far.
     """
 
     def __init__(self, index: int, member: RingMember, owner: PeerOwner) -> None:
         self.index = index
         self.member = member
         self.link: Link | None = None
+        self.early = EarlyMemory()
         self._owner = owner
         self._dialling: asyncio.Task[None] | None = None
         self._waiting: list[RingBegin | RingConfirm] = []  # small frames, for when it is ready
