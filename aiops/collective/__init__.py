@@ -5,8 +5,9 @@ A collective is data, a tuple of steps for each rank: start reading at `steps.py
 workers.
 """
 
+from aiops.collective.compressed import CompressedReducer
 from aiops.collective.cost_model import Choice, Link
 from aiops.collective.in_process import InProcessMember, InProcessRing
 from aiops.collective.member import Member
 
-__all__ = ["Choice", "InProcessMember", "InProcessRing", "Link", "Member"]
+__all__ = ["Choice", "CompressedReducer", "InProcessMember", "InProcessRing", "Link", "Member"]

@@ -75,8 +75,8 @@ class PowerSGD(Codec):
     def _size(self) -> int:
         return sum(prod(shape) for shape in self.shapes)
 
-    def _matrices(self, size: int) -> Iterator[tuple[int, int, int]]:
-        """Yield begin, rows and columns of each section; 0 columns for plain values."""
+    def matrices(self, size: int) -> Iterator[tuple[int, int, int]]:
+        """Yield begin, rows and columns of each section; rows are values where columns are 0."""
         if self._size != size:  # some rows of the table
             width = prod(self.shapes[0][1:]) if len(self.shapes) == 1 else 0
             rows = size // width if width and size % width == 0 else 0
@@ -98,7 +98,7 @@ class PowerSGD(Codec):
         """Do one step of power iteration for each matrix; see `Codec.encode`."""
         sections: list[Section] = []
         made: State = {}
-        for begin, rows, columns in self._matrices(x.size):
+        for begin, rows, columns in self.matrices(x.size):
             if not columns:
                 end = begin + rows
                 sections.append(Section(begin, end, _EMPTY, _EMPTY, x[begin:end].copy()))

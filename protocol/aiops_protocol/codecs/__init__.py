@@ -19,7 +19,7 @@ from aiops_protocol.codecs.form import (
 )
 from aiops_protocol.codecs.halves import Halves, to_bfloat16, to_float16
 from aiops_protocol.codecs.levels import LEVEL_BITS, Levels
-from aiops_protocol.codecs.low_rank import RANK_MAX, LowRank, Section
+from aiops_protocol.codecs.low_rank import RANK_MAX, LowRank, Section, product
 from aiops_protocol.codecs.lz4_block import Lz4Block, compress, decompress
 from aiops_protocol.codecs.raw import Raw
 from aiops_protocol.codecs.seeded import Seeded, seeded_places
@@ -56,6 +56,7 @@ __all__ = [
     "hashes",
     "join_deltas",
     "mix",
+    "product",
     "seeded_places",
     "split_deltas",
     "to_bfloat16",

@@ -12,7 +12,7 @@ from aiops_protocol.codecs.form import Decoded, Encoded, Wire, need
 from aiops_protocol.frames import Codec
 from aiops_protocol.payload import Buffer, Float32Array
 
-__all__ = ["RANK_MAX", "LowRank", "Section", "decode_low_rank", "low_rank_bytes_max"]
+__all__ = ["RANK_MAX", "LowRank", "Section", "decode_low_rank", "low_rank_bytes_max", "product"]
 
 HEADER: Final = struct.Struct("<IIIII")
 RANK_MAX: Final = 256
@@ -60,7 +60,7 @@ class LowRank(Encoded):
         for section in self._sections:
             part = out[section.begin : section.end]
             if section.right.size:
-                part[:] = _product(section.left, section.right).reshape(-1)
+                part[:] = product(section.left, section.right).reshape(-1)
             else:
                 part[:] = section.values
         return out
@@ -78,7 +78,7 @@ def _cut_section(section: Section, low: int, high: int) -> Iterator[bytes]:
     yield section.right.tobytes()
 
 
-def _product(left: Float32Array, right: Float32Array) -> Float32Array:
+def product(left: Float32Array, right: Float32Array) -> Float32Array:
     """Multiply so that each element has the same bits, however many rows there are.
 
     A library's product of matrices may sum in another order for another shape.
@@ -122,7 +122,7 @@ def decode_low_rank(payload: Buffer, count: int, parameter: int) -> Decoded:
         if rank:
             left = numbers[: rows * rank].reshape(rows, rank)
             right = numbers[rows * rank :].reshape(columns, rank)
-            part[:] = _product(left, right).reshape(-1)[skip : skip + size]
+            part[:] = product(left, right).reshape(-1)[skip : skip + size]
         else:
             part[:] = numbers
         filled += size
