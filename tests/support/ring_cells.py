@@ -69,6 +69,7 @@ async def member(cell: Cell, told: Told, worker: Worker) -> None:
         call_timeout_s=CALL_TIMEOUT_S,
         bind=f"{worker.name}:0",
         insecure=True,
+        transport="tcp",
     )
     call, generation = 0, 0
     goal = CALLS if cell.fault != "joiner" or not cell.step else CALLS_UNTIL_JOINED
