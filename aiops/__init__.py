@@ -9,7 +9,7 @@ of it for code without asyncio.
 
 from __future__ import annotations
 
-from aiops import blocking, collective, compression, errors, functions, init, optim
+from aiops import blocking, collective, compression, errors, filters, functions, init, optim
 from aiops.connecting import connect
 from aiops.consistency import ASP, BSP, SSP, Quorum
 from aiops.local_cluster import LocalCluster
@@ -45,6 +45,7 @@ __all__ = [
     "connect",
     "errors",
     "fetch_status",
+    "filters",
     "functions",
     "init",
     "optim",

@@ -23,10 +23,11 @@ from aiops_cli.main import COMMANDS
 HERE = Path(__file__).resolve().parent
 
 # What is made by others and only used: its attributes are listed, its constructor is not shown.
-HANDLES = {"Worker", "Table", "LocalSGD", "LocalCopy", "Ring"}
+HANDLES = {"Worker", "Table", "SparseTable", "LocalSGD", "LocalCopy", "Ring"}
 MODULES = {
     "aiops": "The asyncio API.",
     "aiops.optim": "What servers do with a push.",
+    "aiops.filters": "Which keys of a [sparse model](../how-to/sparse-models.md) to pull and push.",
     "aiops.functions": "Functions that [run on the servers](../how-to/functions-on-servers.md).",
     "aiops.compression": "Gradients and values in fewer bytes.",
     "aiops.init": "Initial values that each server can compute for its own range.",
