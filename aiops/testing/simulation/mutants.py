@@ -14,7 +14,16 @@ import msgspec
 
 from aiops import table_rounds
 from aiops.errors import AiopsError
-from aiops.roles import consistency, detector, patience, requests, rounds
+from aiops.roles import (
+    bounded,
+    consistency,
+    detector,
+    patience,
+    quorum,
+    quorum_rule,
+    requests,
+    rounds,
+)
 from aiops.runtime import control_link, data_connection
 from aiops.van import link
 from aiops_protocol import buffer, delivery, dialogue
@@ -193,6 +202,31 @@ def _resend_what_moves() -> Iterator[None]:
         yield
 
 
+def _wide_gate(self: bounded.SspRule, version: int) -> bool:
+    return self.floor.value >= version - self._staleness - 1
+
+
+def _narrow_gate(self: bounded.SspRule, version: int) -> bool:
+    return self.floor.value >= version - self._staleness + 1 or not version
+
+
+def _no_gate_for_pushes(self: bounded.SspRule, rank: int, clock: int) -> Any:
+    return consistency.OK
+
+
+def _never_enough(self: quorum.Policy, contributed: int, sealed: int, present: int) -> bool:
+    return False
+
+
+def _judge_alone(self: quorum_rule.QuorumRule, version: int, shares: list[quorum.Share]) -> None:
+    """Take what is here for the decision, whatever was decided."""
+    here = {(rank, number) for rank, number in self._contributions}
+    _decided(self, version, [share for share in shares if (share.rank, share.round) in here][:2])
+
+
+_decided = quorum_rule.QuorumRule.decided
+
+
 MUTANTS: Final = (
     Mutant(
         "no-dedup",
@@ -319,5 +353,35 @@ MUTANTS: Final = (
         "comeback",
         "who enters several tables late is at another clock of the job in each",
         _replace(table_rounds.Place, "skip", _skip_nothing),
+    ),
+    Mutant(
+        "wide-gate",
+        "bounded",
+        "workers get one clock further apart than they may",
+        _replace(bounded.SspRule, "readable", _wide_gate),
+    ),
+    Mutant(
+        "narrow-gate",
+        "bounded",
+        "workers wait one clock too early",
+        _replace(bounded.SspRule, "readable", _narrow_gate),
+    ),
+    Mutant(
+        "open-push",
+        "bounded",
+        "pushes pass where pulls would wait",
+        _replace(bounded.SspRule, "_gate", _no_gate_for_pushes),
+    ),
+    Mutant(
+        "never-enough",
+        "quorums",
+        "rounds wait for everybody",
+        _replace(quorum.Policy, "suffices", _never_enough),
+    ),
+    Mutant(
+        "own-decision",
+        "quorums",
+        "a server carries out another decision than the lead's",
+        _replace(quorum_rule.QuorumRule, "decided", _judge_alone),
     ),
 )

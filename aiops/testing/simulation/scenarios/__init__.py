@@ -10,9 +10,11 @@ import msgspec
 
 from aiops.testing.simulation.loop import SimLoop
 from aiops.testing.simulation.scenarios.agreement import agreement
+from aiops.testing.simulation.scenarios.bounded import bounded
 from aiops.testing.simulation.scenarios.comeback import comeback
 from aiops.testing.simulation.scenarios.common import Scenario
 from aiops.testing.simulation.scenarios.conservation import conservation
+from aiops.testing.simulation.scenarios.quorums import quorums
 from aiops.testing.simulation.scenarios.silence import silence
 from aiops.testing.simulation.scenarios.survival import survival
 from aiops.testing.simulation.seal import sealed
@@ -25,6 +27,8 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     "survival": survival,
     "silence": silence,
     "comeback": comeback,
+    "bounded": bounded,
+    "quorums": quorums,
 }
 
 
