@@ -12,7 +12,15 @@ import pytest
 from aiops.testing.simulation.scenarios import run_scenario
 from aiops.testing.simulation.sweep import Sweep, sweep
 
-SEEDS = {"conservation": 300, "agreement": 60, "survival": 40, "silence": 40, "comeback": 40, "bounded": 20, "quorums": 20}
+SEEDS = {
+    "conservation": 300,
+    "agreement": 60,
+    "survival": 40,
+    "silence": 40,
+    "comeback": 40,
+    "bounded": 20,
+    "quorums": 20,
+}
 BLOCK = 20
 
 
