@@ -141,6 +141,9 @@ def _compressor(worker: Worker, spec: TableSpec) -> Compressor | None:
         return None
     seed = mix(*spec.name.encode(), worker.rank)
     compressor = compressor_for(spec.compression, tuple(spec.shape), seed)
-    for text in compressor.codec.warnings():
+    warnings = compressor.codec.warnings()
+    if "velocity" in compressor.codec.elementwise and spec.optimizer != "sgd":
+        warnings.append(f"{spec.compression} has momentum of its own, and so may {spec.optimizer}")
+    for text in warnings:
         worker.postoffice.log.warning("compression", table=spec.name, warning=text)
     return compressor

@@ -244,7 +244,12 @@ class RowWrites(Writes):
         """Encode a push once, and cut the result: what it means is the same for any servers."""
         table = self._table
         began = time.perf_counter()
+        before = compressor.codec
         encoded = compressor.encode(flat, self._layout.elements(choice))
+        if isinstance(compressor, AutoCompressor) and compressor.codec != before:
+            fields = {"table": table.name, "codec": compressor.gate.chosen}
+            reason = compressor.gate.reason
+            table.worker.postoffice.log.info("compression_chosen", **fields, reason=reason)
         operation = table.customer.operation(verb, table.subject(choice), timeout_s)
         operation.kept = True  # what was held back counts on it
         clock = table.place.clock if table.is_clocked else table.worker.clock

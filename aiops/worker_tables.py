@@ -10,11 +10,13 @@ import numpy as np
 
 from aiops.checks import check_array, check_count
 from aiops.compression import Codec
+from aiops.compression.auto import AutoCompressor
 from aiops.consistency import Consistency
 from aiops.errors import ConfigError, RequestTimeout, UsageError
 from aiops.init import Constant, Initializer
 from aiops.optim import Optimizer
 from aiops.optim.clipping import refuse_row_limit
+from aiops.roles.job import RESIDUAL_NORM
 from aiops.sparse_table import SparseTable
 from aiops.table import Table
 from aiops.table_compression import compression_spelling
@@ -142,12 +144,15 @@ class Tables:
         }
 
     def measure(self) -> dict[str, float]:
-        """Return numbers for status: what compression holds back."""
-        return {
-            f"residual_norm.{table.name}": compressor.residual_norm
-            for table in self.all
-            if (compressor := table.core.compressor) is not None
-        }
+        """Return numbers for status: what compression holds back, and which codec was chosen."""
+        measured: dict[str, float] = {}
+        for table in self.dense:
+            compressor = table.core.compressor
+            if compressor is not None:
+                measured[f"{RESIDUAL_NORM}{table.name}"] = compressor.residual_norm
+            if isinstance(compressor, AutoCompressor):
+                measured[f"compression.{table.name}.{compressor.gate.chosen}"] = 1.0
+        return measured
 
     def _take_place(self, table: AnyTable, job_clock: int | None) -> None:
         """Be at one clock of the job in all tables; see `TableOpened.job_clock`.

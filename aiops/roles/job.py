@@ -7,6 +7,8 @@ that wait `claims.py`, losses that are not settled `losses.py`. Messages and tim
 
 from __future__ import annotations
 
+from typing import Final
+
 from aiops.roles.actions import Action, Drop, Ended, Note, Tell
 from aiops.roles.barrier import Barriers
 from aiops.roles.catalogue import Catalogue
@@ -22,7 +24,10 @@ from aiops.roles.stopping import Stopping
 from aiops_protocol.control import ControlMessage, Join, Joined, Refused, Shutdown, StopAt
 from aiops_protocol.errors import ErrorCode
 
-__all__ = ["Job"]
+__all__ = ["RESIDUAL_NORM", "Job"]
+
+RESIDUAL_NORM: Final = "residual_norm."
+"""What the name of a worker's metric begins with that tells, of a table, what is held back."""
 
 
 class Job:
@@ -198,6 +203,9 @@ class Job:
         self.members.leave(node, NodeState.LEFT if clean else NodeState.LOST, reason)
         event = "node_left" if clean else "node_lost"
         fields: dict[str, object] = {"node": str(node), "reason": reason}
+        held_back = _held_back(node)
+        if held_back and not clean:
+            fields["held_back"] = held_back  # norms of what compression has not sent, by table
         actions: list[Action] = [Note(event, fields, "info" if clean else "warning")]
         if node.role == "server":
             actions += self._server_gone(node, clean)
@@ -330,3 +338,13 @@ class Job:
 
     def _agree(self, agreed: StopAt | None) -> list[Action]:
         return [] if agreed is None else self._broadcast(agreed)
+
+
+def _held_back(node: Node) -> dict[str, float]:
+    """Return what a worker's compression had not sent when it last told, as norms by table."""
+    metrics = node.report.metrics if node.report is not None else {}
+    return {
+        name.removeprefix(RESIDUAL_NORM): round(norm, 6)
+        for name, norm in metrics.items()
+        if name.startswith(RESIDUAL_NORM) and norm
+    }

@@ -282,7 +282,9 @@ async def test_a_ratio_that_is_known_to_diverge_is_warned_of(
 ) -> None:
     async with local_job(1) as cluster, cluster.connect() as worker:
         await worker.table("w", 9, compression=NoFeedback(RandomK(0.01)))
+        await worker.table("v", 9, compression="dgc", optimizer=Momentum(lr=0.1))
     assert "diverge" in caplog.text
+    assert "dgc:0.001 has momentum of its own, and so may momentum" in caplog.text
 
 
 async def test_auto_chooses_and_says_why() -> None:
@@ -343,3 +345,20 @@ async def test_signs_by_majority_outvote_a_liar_in_both_directions() -> None:
     assert np.abs(values - target).mean() < 0.1
     assert sent["pushed"] < 15 * (size / 8 + 500)
     assert sent["pulled"] - 4 * size < 15 * (size / 8 + 500)
+
+
+async def test_the_loss_of_a_worker_says_what_was_held_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is lost with the worker, unless it was saved."""
+
+    async def fail(worker: aiops.Worker) -> None:
+        table = await worker.table("w", 100, compression=TopK(0.05))
+        await table.push(np.ones(100, np.float32))
+        raise LookupError
+
+    async with local_job(1) as cluster:
+        with pytest.raises(LookupError):
+            await cluster.run(fail, workers=1)
+    assert "held_back" in caplog.text
+    assert "9.7" in caplog.text  # the square root of 95
