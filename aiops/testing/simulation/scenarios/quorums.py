@@ -75,8 +75,7 @@ async def quorums(
             values = await table.pull()
             if table.version < newest or not (values >= before).all():
                 raise Broken("a read goes back")
-            if not (values == values[0]).all():
-                raise Broken("a contribution is in some servers' parts and not in others'")
+            _check_parts(values)
             newest, before = table.version, values
             await asyncio.sleep(loop.rng.choice([0.005, 0.005, 0.3]))
             if number is None:
@@ -128,11 +127,15 @@ async def _hang(loop: SimLoop, worker: Worker, table: Table) -> None:
         raise Broken(f"{CALM_ROUNDS} rounds took {took_s:.2f} s while one worker hung")
 
 
+def _check_parts(values: Float32Array) -> None:
+    if not (values == values[0]).all():
+        raise Broken("a contribution is in some servers' parts and not in others'")
+
+
 def _check(counts: Float32Array, late: Late, kills: int, workers: int, in_time: list[int]) -> None:
     if not np.isin(counts, (0, 1)).all():
         raise Broken(f"parts of pushes were applied {np.unique(counts).tolist()} times")
-    if not (counts == counts[0]).all():
-        raise Broken("a contribution is in some servers' parts and not in others'")
+    _check_parts(counts)
     # Kept are all but those that a killed worker had not sealed, and the last late ones, after
     # which no round has closed any more.
     lost = sum(counts[0, number] == 0 for number in in_time)
