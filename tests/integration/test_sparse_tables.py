@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import aiops
-from aiops import ASP, BSP
+from aiops import ASP, BSP, SSP, Quorum
+from aiops.consistency import Consistency
 from aiops.errors import ConfigError, RemoteError, TableMismatch, UsageError
 from aiops.init import Normal
 from aiops.optim import FTRL, SGD, Adam, Add, Momentum, Optimizer
@@ -292,3 +293,40 @@ def shown_tables(document: dict[str, Any]) -> str:
     with console.capture() as captured:
         console.print(picture(document))
     return captured.get()
+
+
+@pytest.mark.parametrize(
+    ("consistency", "expected"),
+    [
+        (SSP(staleness=2), [1, 3]),
+        (Quorum(minimum=3, grace_s=5.0), [1 / 3, 1]),
+        (BSP(reduce="median"), [0, 1]),
+        (BSP(reduce="trimmed_mean", trim=1), [0, 1]),
+        (BSP(reduce="majority_sign"), [1, 1]),
+        (BSP(reduce="sum"), [1, 3]),
+    ],
+    ids=str,
+)
+async def test_every_rule_does_with_rows_what_it_does_with_elements(
+    consistency: Consistency, expected: list[float]
+) -> None:
+    """Of three workers one has pushed row 1, all have pushed row 2; a dense table beside it."""
+    steps = 4
+
+    async def train(worker: aiops.Worker) -> tuple[Float32Array, Float32Array]:
+        rows = await worker.sparse_table("r", 2, optimizer=Add(), consistency=consistency)
+        dense = await worker.table("d", (2, 2), optimizer=Add(), consistency=consistency)
+        keys = [1, 2] if worker.rank == 0 else [2]
+        async for _ in worker.steps(steps):
+            await rows.pull(keys)
+            await dense.pull()
+            await rows.push(keys, np.ones((len(keys), 2), F))
+            await dense.push(np.array([[worker.rank == 0] * 2, [1, 1]], F))
+        await worker.barrier("pushed")
+        await worker.finish()
+        return await rows.pull([1, 2]), await dense.pull()
+
+    async with local_job(servers=2) as cluster:
+        for rows, dense in await cluster.run(train, workers=3):
+            np.testing.assert_allclose(rows[:, 0], np.array(expected) * steps, rtol=1e-6)
+            assert same_bits(rows, dense)
