@@ -362,3 +362,15 @@ async def test_the_loss_of_a_worker_says_what_was_held_back(
             await cluster.run(fail, workers=1)
     assert "held_back" in caplog.text
     assert "9.7" in caplog.text  # the square root of 95
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 0)], ids=str)
+async def test_small_and_empty_tables(shape: tuple[int, ...]) -> None:
+    async with local_job(2) as cluster, cluster.connect() as worker:
+        for number, spelling in enumerate([*CODECS, "auto"]):
+            table = await worker.table(
+                f"t{number}", shape, optimizer=Add(), consistency=ASP(), compression=spelling
+            )
+            for _ in range(2):
+                await table.push(np.ones(shape, np.float32))
+            assert (await table.pull()).shape == shape

@@ -66,6 +66,32 @@ async def everything(worker: aiops.Worker) -> None:
     await shared.pull()
 
 
+async def compressed(worker: aiops.Worker) -> None:
+    """Pushes and pulls in other forms: what they mean is what is checked."""
+    shared = await worker.table(
+        "shared", shape=(30, 4), optimizer=Add(), consistency=aiops.ASP(), compression="top-k:0.1"
+    )
+    rounds = await worker.table(
+        "rounds", shape=(60, 1000), compression="int8", pull_compression="one-bit"
+    )
+    ones = np.ones((60, 1000), np.float32)
+    async for _ in worker.steps(6):
+        await rounds.pull()
+        await rounds.push(ones)
+        await shared.push(np.full((30, 4), worker.rank + 1.0, np.float32))
+        await shared.pull(rows=[25, 3])
+        await shared.push_pull(np.ones((30, 4), np.float32))
+    await worker.finish()
+    await rounds.pull()
+
+
+@pytest.mark.parametrize("weather", [Weather(), RAIN], ids=["calm", "rain"])
+async def test_a_compressed_run_is_accepted(history: Path, weather: Weather) -> None:
+    async with guarded(), ChaosCluster(servers=2, weather=weather) as cluster:
+        await cluster.run(compressed, workers=3)
+    assert verdict_on(history).violations == []
+
+
 @pytest.mark.parametrize("weather", [Weather(), RAIN], ids=["calm", "rain"])
 async def test_a_run_of_everything_is_accepted(history: Path, weather: Weather) -> None:
     async with guarded(), ChaosCluster(servers=2, weather=weather) as cluster:
