@@ -95,14 +95,17 @@ class Reports:
         """Send a report; without a connection, unless it is the last, it waits for the next one."""
         if not self._postoffice.reachable and not last:
             return
-        counted = self.stats()["bytes"]
+        stats = self.stats()
+        counted = {f"bytes_{cause}": size for cause, size in stats["bytes"].items()}
+        for what in ("reconnections", "asked", "replaced"):
+            counted[what] = sum(link[what] for link in stats["servers"].values())
         spans = self._spans
         room = REPORT_NAMES_MAX - len(self._metrics)
         metrics = {**dict(islice(self._measure().items(), room)), **self._metrics}
         self._postoffice.report(
             NodeReport(
                 clock=self._postoffice.clock,
-                counters={f"bytes_{cause}": size for cause, size in counted.items()},
+                counters=counted,
                 latency={
                     verb: histogram.to_counts()
                     for verb, histogram in self._customer.latency.items()
