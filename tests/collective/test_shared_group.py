@@ -25,6 +25,8 @@ from numpy.typing import NDArray
 from aiops.collective.call import Call
 from aiops.collective.shared import Arena, Doorbell, SharedGroup, host_identity, supported
 from aiops.collective.shared.board import SMALL_BYTES
+from aiops.collective.shared.links import ShareLink
+from aiops.collective.shared.pages import Segment, create_segment
 from aiops.collective.steps import chunk_spans
 from aiops.errors import CollectiveMismatch, DialFailed, JoinTimeout, UsageError
 
@@ -402,3 +404,24 @@ async def turns() -> None:
     """Let everything happen that does not wait for anybody, also over sockets."""
     for _ in range(20):
         await asyncio.sleep(0.001)
+
+
+async def test_what_a_member_handed_over_before_its_death_is_there() -> None:
+    """It dies with a wake-up of ours unread: the end is a reset, and comes before what it sent."""
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in ends:
+        end.setblocking(False)
+    dying, survivor = map(ShareLink, ends)
+    fd, array = create_segment(10)
+    array[0] = 7
+    dying.made(Segment(-3, fd, array.size))
+    survivor.wake()
+    ends[0].close()
+    errors: list[Exception | None] = []
+    survivor.open(lambda: None, errors.append)
+    while not errors:
+        await asyncio.sleep(0)
+    assert survivor.segments[-3][0] == 7
+    assert "reset" in str(errors[0])
+    survivor.close()
+    os.close(fd)

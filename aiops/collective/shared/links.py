@@ -232,7 +232,7 @@ class ShareLink:
         except BlockingIOError:
             pass  # it has wake-ups enough
         except OSError as error:
-            self._end(error)
+            self._fail(error)
 
     def made(self, segment: Segment) -> None:
         """Hand a segment of this process to the other."""
@@ -251,20 +251,25 @@ class ShareLink:
             # or dead, and whoever waits for it hears of that.
             self._socket.sendmsg([message], rights)
         except OSError as error:
-            self._end(error)
+            self._fail(error)
 
     def take(self) -> None:
-        """Take everything that has come."""
+        """Take everything that has come, also what a dead process sent before its death."""
+        reset: OSError | None = None
         while self._lost is not None:
             try:
                 message, rights, _, _ = self._socket.recvmsg(_SEGMENT.size, socket.CMSG_SPACE(4))
             except BlockingIOError:
                 return
             except OSError as error:
-                self._end(error)
-                return
+                # A process that died with something unread: the system says so at once, before
+                # what it had sent; that is still there, and needed.
+                if reset is not None:
+                    self._end(error)
+                reset = error
+                continue
             if not message:
-                self._end(None)
+                self._end(reset)
             elif message != _WAKE:
                 self._segment(message, rights)
 
@@ -273,9 +278,14 @@ class ShareLink:
         if kind == _DROPPED:
             self.segments.pop(number, None)
             return
+        if not rights:  # the system could not give this process the file
+            self._end(OSError("memory cannot be taken over: too many open files"))
+            return
         (fd,) = struct.unpack("i", rights[0][2])
         try:
             self.segments[number] = map_segment(fd, size, writable=False)
+        except OSError as error:
+            self._end(error)
         finally:
             os.close(fd)
 
@@ -284,6 +294,12 @@ class ShareLink:
         self.take()
         if woken is not None:
             woken()
+
+    def _fail(self, error: OSError) -> None:
+        """End because nothing can be sent; what the other has sent is taken first."""
+        self.take()
+        if self._lost is not None:
+            self._end(error)
 
     def _end(self, error: Exception | None) -> None:
         lost = self._lost
