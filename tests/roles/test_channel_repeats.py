@@ -9,7 +9,7 @@ from aiops.errors import UsageError
 from aiops.roles.requests import Part
 from aiops_protocol.delivery import Outbox
 from aiops_protocol.errors import ErrorCode
-from aiops_protocol.frames import Ack, Known, Push, Query, Reject, Reply
+from aiops_protocol.frames import Ack, Known, Parked, Push, Query, Reject, Reply
 from aiops_protocol.payload import Buffer
 from aiops_protocol.queries import UNKNOWN, WAITS, tell
 from desk import Desk, frame
@@ -148,3 +148,65 @@ def test_what_never_left_goes_for_the_first_time(desk: Desk) -> None:
     desk.channel.lost(0)
     desk.send()
     assert [part.resent for part in parts] == [True, True, False], "nor now"
+
+
+# --- silence ---
+
+
+def sent(desk: Desk, *sizes: int) -> list[Part]:
+    """Send mutations, as a connection does."""
+    parts = [desk.mutation(size) for size in sizes]
+    for index, part in enumerate(desk.send(), 1):
+        part.sent_to = 1000 * index
+    return parts
+
+
+def test_a_mutation_is_passed_over_when_later_ones_are_answered(desk: Desk) -> None:
+    parts = sent(desk, 4, 4, 4)
+    assert not desk.channel.passed_over(100.0, 1.0), "nothing is answered"
+    desk.answer(parts[1])
+    assert desk.channel.passed_over(100.0, 1.0)
+    assert not desk.channel.passed_over(0.5, 1.0), "not for so long"
+    desk.answer(parts[0], Parked)
+    assert not desk.channel.passed_over(100.0, 1.0), "it waits by rule; the last one is the newest"
+
+
+def test_what_is_owed_is_asked_about_and_what_was_answered_in_vain_is_settled(desk: Desk) -> None:
+    parts = sent(desk, 4, 4, 4)
+    desk.answer(parts[1], Parked)
+    assert desk.channel.owed
+    (question,) = desk.channel.ask_about_owed()
+    late = known(desk, question, ErrorCode.OK, WAITS)
+    assert [reply.request_id for reply in late] == [parts[0].request_id]
+    assert parts[0].settled
+    assert not desk.channel.owed, "both that are left wait by rule"
+    assert not desk.channel.questions.forgotten
+    assert desk.send() == []
+
+
+def test_a_server_that_does_not_know_what_it_was_sent_has_lost_it(desk: Desk) -> None:
+    sent(desk, 4)
+    (question,) = desk.channel.ask_about_owed()
+    known(desk, question, UNKNOWN)
+    assert desk.channel.questions.forgotten
+    desk.channel.lost()
+    assert not desk.channel.questions.forgotten, "the next connection begins anew"
+
+
+def test_round_trips_are_taken_of_what_only_the_way_has_kept(desk: Desk) -> None:
+    def rto_s() -> float:
+        return desk.channel.trips.rto_s(0)
+
+    (part,) = sent(desk, 4)
+    desk.answer(part, now=0.3)
+    assert rto_s() == pytest.approx(0.3 + 4 * 0.15)
+    (part,) = sent(desk, 4)
+    desk.answer(part, Parked, now=5.0)
+    desk.answer(part, now=9.0)
+    assert rto_s() == pytest.approx(0.9), "it waited by rule"
+    (part,) = sent(desk, 4)
+    desk.channel.lost()
+    desk.send()
+    part.sent_to = 1000
+    desk.answer(part, now=20.0)
+    assert rto_s() == pytest.approx(0.9), "it was sent twice"

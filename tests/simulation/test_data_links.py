@@ -13,11 +13,14 @@ import pytest
 from aiops.consistency import ASP
 from aiops.errors import RequestTimeout
 from aiops.optim import Add
+from aiops.roles.actions import Action
+from aiops.roles.server import ServerCore
 from aiops.table import Table
 from aiops.testing.simulation.cluster import SimCluster
 from aiops.testing.simulation.loop import SimLoop
 from aiops.testing.simulation.seal import sealed
 from aiops.worker import Worker
+from aiops_protocol.frames import Push, Request
 
 SHAPE = (8, 1000)
 ONES = np.ones(SHAPE, np.float32)
@@ -81,3 +84,42 @@ def test_the_log_says_why_a_server_ended_a_connection(caplog: pytest.LogCaptureF
     lost = [line for line in caplog.text.splitlines() if "connection_lost" in line]
     assert any(re.search(r"the server ended the connection: .+ \([A-Z_]+\)", line) for line in lost)
     assert not any("None" in line for line in lost)
+
+
+def test_a_push_that_the_server_has_lost_is_noticed_and_sent_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Later pushes are answered, so the connection is well; this one will never be."""
+    request = ServerCore.request
+    swallowed: list[int] = []
+
+    def forgetful(self: ServerCore, peer: int, found: Request, now: float) -> list[Action]:
+        if isinstance(found, Push) and found.seq == 2 and not swallowed:
+            swallowed.append(found.seq)
+            return []
+        return request(self, peer, found, now)
+
+    async def body(cluster: SimCluster) -> tuple[float, float, dict[str, int]]:
+        async def work(worker: Worker) -> tuple[float, float, dict[str, int]]:
+            table = await counting(worker)
+            await table.push(ONES)
+            begun = cluster.loop.time()
+            lost = asyncio.ensure_future(table.push(ONES))
+            while not lost.done():
+                await table.push(ONES)
+                await asyncio.sleep(0.05)
+            await lost
+            took_s = cluster.loop.time() - begun
+            (link,) = worker.stats()["servers"].values()
+            pulled = await table.pull()
+            assert (pulled == pulled[0, 0]).all()
+            return took_s, float(pulled[0, 0]), link
+
+        return await cluster.worker("worker-0", work)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(ServerCore, "request", forgetful)
+    took_s, count, link = simulated(body)
+    assert swallowed == [2]
+    assert link["replaced"] == 1
+    assert took_s < 10.0
+    assert count == int(count) > 2
