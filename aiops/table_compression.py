@@ -9,7 +9,7 @@ from time import perf_counter
 
 import numpy as np
 
-from aiops.compression import Codec, codec_from
+from aiops.compression import Codec, PowerSGD, codec_from
 from aiops.compression.auto import AUTO, AutoCompressor
 from aiops.compression.compressor import Compressor
 from aiops.compression.gate import CANDIDATES, DENSE, Gate, Price
@@ -61,7 +61,13 @@ def compression_spelling(
         )
     if pulls:
         pull_codec(codec)
-    codec.for_shape(shape)
+    fitted = codec.for_shape(shape)
+    if isinstance(fitted, PowerSGD) and not any(c for *_, c in fitted.matrices(prod(shape))):
+        raise ConfigError(
+            f"{what}: {setting} {codec.spelling()}: nothing in a table of shape {shape} is a "
+            "matrix that this rank makes shorter, so all would be sent as it is; name the arrays "
+            "in a flat table with shapes, as in PowerSGD(1, shapes=((64, 256), (256,)))"
+        )
     if allow_nonfinite and not codec.lossless:
         raise ConfigError(
             f"{what}: {setting} {codec.spelling()} with allow_nonfinite=True: NaN or infinity "

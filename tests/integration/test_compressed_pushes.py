@@ -249,6 +249,7 @@ async def test_all_workers_agree_on_the_codec() -> None:
         (3, {}, "pass a codec"),
         (TopK(0.1), {"allow_nonfinite": True}, "allow_nonfinite"),
         ("power-sgd:1:shapes=3x4", {}, "12 elements"),
+        ("power-sgd:1", {}, r"nothing in a table of shape \(9,\) is a matrix"),
     ],
 )
 async def test_what_cannot_be_is_said_before_anything_starts(
@@ -367,7 +368,8 @@ async def test_the_loss_of_a_worker_says_what_was_held_back(
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 0)], ids=str)
 async def test_small_and_empty_tables(shape: tuple[int, ...]) -> None:
     async with local_job(2) as cluster, cluster.connect() as worker:
-        for number, spelling in enumerate([*CODECS, "auto"]):
+        spellings = [codec for codec in CODECS if not codec.startswith("power-sgd")]
+        for number, spelling in enumerate([*spellings, "auto"]):
             table = await worker.table(
                 f"t{number}", shape, optimizer=Add(), consistency=ASP(), compression=spelling
             )
