@@ -12,6 +12,7 @@ from __future__ import annotations
 from aiops import blocking, collective, compression, errors, filters, functions, init, optim
 from aiops.connecting import connect
 from aiops.consistency import ASP, BSP, SSP, Quorum
+from aiops.customer_handle import CustomerHandle
 from aiops.local_cluster import LocalCluster
 from aiops.local_copy import LocalCopy
 from aiops.local_sgd import LocalSGD
@@ -28,6 +29,7 @@ __all__ = [
     "ASP",
     "BSP",
     "SSP",
+    "CustomerHandle",
     "LocalCluster",
     "LocalCopy",
     "LocalSGD",

@@ -16,6 +16,7 @@ from aiops_protocol.frames import Assign, Push, Request
 from aiops_protocol.payload import Float32Array
 
 if TYPE_CHECKING:
+    from aiops.runtime.customer import Customer
     from aiops.worker import Worker
 
 __all__ = ["SparseTable"]
@@ -35,9 +36,15 @@ class SparseTable:
         The parts it is made of, for those who build on them.
     """
 
-    def __init__(self, worker: Worker, opened: TableOpened) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        opened: TableOpened,
+        main: TableCore | None = None,
+        customer: Customer | None = None,
+    ) -> None:
         spec = opened.spec
-        self.core = TableCore(worker, opened)
+        self.core = TableCore(worker, opened, main, customer)
         self.name = spec.name
         self.width = spec.shape[0]
         self._layout = KeyLayout(
@@ -52,6 +59,10 @@ class SparseTable:
     def worker(self) -> Worker:
         """The worker that opened the table."""
         return self.core.worker
+
+    def used_by(self, customer: Customer) -> SparseTable:
+        """Return the table as a further customer of the worker uses it."""
+        return SparseTable(self.worker, self.core.opened, self.core, customer)
 
     @property
     def shards(self) -> int:

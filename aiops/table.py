@@ -26,6 +26,7 @@ from aiops_protocol.frames import AckLevel, Assign, Push, PushPull, Request
 from aiops_protocol.payload import Float32Array, as_bytes
 
 if TYPE_CHECKING:
+    from aiops.runtime.customer import Customer
     from aiops.worker import Worker
 
 __all__ = ["PushResult", "Table", "push_result"]
@@ -74,8 +75,14 @@ class Table(FunctionCalls):
         The parts it is made of, for those who build on them.
     """
 
-    def __init__(self, worker: Worker, opened: TableOpened) -> None:
-        self.core = DenseCore(worker, opened)
+    def __init__(
+        self,
+        worker: Worker,
+        opened: TableOpened,
+        main: DenseCore | None = None,
+        customer: Customer | None = None,
+    ) -> None:
+        self.core = DenseCore(worker, opened, main, customer)
         self.name = self.core.name
         self.shape = self.core.shape
         self._local = LocalCopy(self)
@@ -87,6 +94,10 @@ class Table(FunctionCalls):
     def worker(self) -> Worker:
         """The worker that opened the table."""
         return self.core.worker
+
+    def used_by(self, customer: Customer) -> Table:
+        """Return the table as a further customer of the worker uses it."""
+        return Table(self.worker, self.core.opened, self.core, customer)
 
     @property
     def local(self) -> LocalCopy:
@@ -402,7 +413,7 @@ class Table(FunctionCalls):
     ) -> tuple[Float32Array, int]:
         core = self.core
         await core.place.ready_to_seal()
-        if core.shards == 1:
+        if core.in_order:
             await core.writes.settled()
         if weight is not None:
             core.place.weigh(weight)
@@ -410,7 +421,7 @@ class Table(FunctionCalls):
         operation = core.writes.plan(Push, gradient, None, timeout_s, verb="push_pull")
         clock = core.place.clock
         core.place.contribute()
-        if core.shards > 1:
+        if not core.in_order:
             await core.writes.perform(operation)
             await core.writes.settled()
             if core.place.clock == clock:  # no other task has called tick meanwhile

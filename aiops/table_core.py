@@ -24,6 +24,7 @@ from aiops_protocol.frames import Assign, Flag
 from aiops_protocol.payload import Float32Array
 
 if TYPE_CHECKING:
+    from aiops.runtime.customer import Customer
     from aiops.worker import Worker
 
 __all__ = ["DenseCore", "TableCore"]
@@ -58,12 +59,24 @@ class TableCore:
         What pushes are computed on; only without rounds.
     outboxes
         One for each shard: its mutations are numbered there.
+    main
+        The worker's own core, if this is that of a further customer: it has the place in rounds.
+    users
+        The cores of all customers; a seal may only follow what they all have pushed.
     """
 
-    def __init__(self, worker: Worker, opened: TableOpened) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        opened: TableOpened,
+        main: TableCore | None = None,
+        customer: Customer | None = None,
+    ) -> None:
         spec = opened.spec
         self.worker = worker
-        self.customer = worker.customer
+        self.customer = customer or worker.main_customer
+        self.opened = opened
+        self.main = main
         self.table_id = opened.table
         self.name = spec.name
         self.title = f"table {spec.name}"
@@ -80,10 +93,20 @@ class TableCore:
         takes_part = self.is_clocked and not worker.finished
         self.compressor: Compressor | None = None
         self.replica: PulledReplica | None = None
-        self.place = Place(self, opened.from_version, takes_part=takes_part)
+        if main is None:
+            self.users: list[TableCore] = [self]
+            self.place = Place(self, opened.from_version, takes_part=takes_part)
+        else:
+            self.users, self.place = main.users, main.place
+            self.users.append(self)
         self.staleness = None if self.has_rounds else Staleness(len(opened.parts))
         self.reads = Reads(self, None)
         self.writes = Writes(self)
+
+    @property
+    def in_order(self) -> bool:
+        """Whether a seal that is sent after a push arrives after it: over one connection."""
+        return self.shards == 1 and self.main is None
 
     @property
     def shards(self) -> int:
@@ -106,6 +129,8 @@ class TableCore:
     def close(self) -> None:
         """Let go of what runs in the background."""
         self.reads.forget()
+        if self.main is not None and self in self.users:
+            self.users.remove(self)
 
 
 class DenseCore(TableCore):
@@ -119,11 +144,18 @@ class DenseCore(TableCore):
 
     writes: RowWrites
 
-    def __init__(self, worker: Worker, opened: TableOpened) -> None:
-        super().__init__(worker, opened)
+    def __init__(
+        self,
+        worker: Worker,
+        opened: TableOpened,
+        main: DenseCore | None = None,
+        customer: Customer | None = None,
+    ) -> None:
+        super().__init__(worker, opened, main, customer)
         self.layout = Layout(self.name, self.shape, opened.parts)
         self.servers = self.layout.servers
-        self.compressor = _compressor(worker, opened.spec)
+        # What compression holds back is held back once for the whole worker.
+        self.compressor = main.compressor if main else _compressor(worker, opened.spec)
         if opened.spec.pull_compression:
             self.replica = PulledReplica(self.layout)
         self.reads = Reads(self, self.layout.whole)

@@ -148,7 +148,10 @@ class Writes:
     @property
     def under_way(self) -> bool:
         """Whether any change is not acknowledged yet."""
-        return bool(self._awaited) or any(not future.done() for future in self._alone)
+        return any(
+            user.writes._awaited or any(not future.done() for future in user.writes._alone)
+            for user in self._table.users
+        )
 
     @property
     def alone(self) -> int:
@@ -167,7 +170,12 @@ class Writes:
             failed[0].result()
 
     async def settled(self) -> None:
-        """Wait also for what other tasks await: a seal may only follow all acknowledgements."""
+        """Wait for what any task of any customer awaits: a seal may only follow all of it."""
+        for user in list(self._table.users):
+            await user.writes.own_settled()
+
+    async def own_settled(self) -> None:
+        """Wait also for what other tasks await."""
         if self._awaited:
             await asyncio.wait(list(self._awaited.values()))
         if self._alone:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from aiops.checks import check_count, check_name, check_timeout
 from aiops.compression import Codec
 from aiops.consistency import BSP, Consistency
+from aiops.customer_handle import CustomerHandle, Customers
 from aiops.errors import UsageError
 from aiops.init import Initializer
 from aiops.optim import SGD, Optimizer
@@ -53,21 +54,22 @@ class Worker(WorkerIdentity):
 
     Attributes
     ----------
-    customer, postoffice
+    main_customer, postoffice
         The parts it is made of, for those who build on them.
     """
 
     def __init__(self, postoffice: Postoffice, customer: Customer) -> None:
         self.postoffice = postoffice
-        self.customer = customer
+        self.main_customer = customer
         self.finished = False
         self._told_finished = False
         self._tables = Tables(self)
+        self._customers = Customers(self)
         self._rings = Rings(customer.van, postoffice)
         self._planned = 0
         self._open_step = False
         self._ticking = False
-        self._reports = Reports(postoffice, customer, self._tables.measure)
+        self._reports = Reports(postoffice, self._customers, self._tables.measure)
         self._closed = False
 
     def __repr__(self) -> str:
@@ -266,6 +268,20 @@ class Worker(WorkerIdentity):
             (bind, advertise, insecure, transport),
         )
 
+    def customer(self, name: str) -> CustomerHandle:
+        """Return a further customer of this worker, the same for each call of a name.
+
+        It has connections to the servers of its own, which `async with` opens and closes, so that
+        a bulk transfer does not hold up small requests. See `CustomerHandle`.
+
+        Raises
+        ------
+        UsageError
+            This worker has had 255 of them.
+        """
+        self.check()
+        return self._customers.get(check_name(name, "the customer's name"))
+
     # --- the clock ---
 
     async def tick(self) -> None:
@@ -289,7 +305,7 @@ class Worker(WorkerIdentity):
             raise UsageError("tick: another task of this worker completes this clock already")
         self._ticking = True
         try:
-            with Telling(self.customer.witness, "tick", clock=self.clock):
+            with Telling(self.main_customer.witness, "tick", clock=self.clock):
                 await self._complete_clock()
         finally:
             self._ticking = False
@@ -302,7 +318,7 @@ class Worker(WorkerIdentity):
             table.core.place.seal()
         self.postoffice.clock += 1
         self._open_step = self.postoffice.in_step = False
-        self.customer.flush()
+        self.main_customer.flush()
 
     def steps(self, n: int) -> AsyncIterator[int]:
         """Iterate over `n` steps, one clock each; yields absolute step numbers.
@@ -343,7 +359,7 @@ class Worker(WorkerIdentity):
         if self._told_finished:
             return
         self.check()
-        with Telling(self.customer.witness, "finish"):
+        with Telling(self.main_customer.witness, "finish"):
             await self._leave_rounds()
 
     async def _leave_rounds(self) -> None:
@@ -383,7 +399,7 @@ class Worker(WorkerIdentity):
         """
         check_name(name, "the barrier's name")
         timeout_s = check_timeout(timeout_s, f"barrier {name}")
-        with Telling(self.customer.witness, "barrier", name=name) as call:
+        with Telling(self.main_customer.witness, "barrier", name=name) as call:
             call.generation = await self.postoffice.barrier(name, timeout_s)
 
     async def stop(self, reason: str) -> None:
@@ -464,11 +480,12 @@ class Worker(WorkerIdentity):
         self.postoffice.leave(clean, "" if clean else describe(error))
         await self._rings.close()
         await self._tables.close()
-        await self.customer.close()
+        await self._customers.close()
+        await self.main_customer.close()
         await self.postoffice.wait_left()
         await self.postoffice.stop_heart()
-        if self.customer.witness is not None:
-            self.customer.witness.close(clean=clean, reason=describe(error) if error else "")
+        if self.main_customer.witness is not None:
+            self.main_customer.witness.close(clean=clean, reason=describe(error) if error else "")
 
 
 def describe(error: BaseException | None) -> str:

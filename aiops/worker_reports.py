@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from aiops.customer_handle import Customers
 from aiops.errors import UsageError
-from aiops.observability import SpanBuffer
-from aiops.runtime.customer import Customer
+from aiops.observability import LatencyHistogram, SpanBuffer
 from aiops.runtime.postoffice import Postoffice
 from aiops_protocol.control import NodeReport
 from aiops_protocol.limits import KEY_CHARS_MAX, REPORT_NAMES_MAX
@@ -33,12 +33,12 @@ class Reports:
     def __init__(
         self,
         postoffice: Postoffice,
-        customer: Customer,
+        customers: Customers,
         measure: Callable[[], dict[str, float]],
     ) -> None:
         self._postoffice = postoffice
         self._measure = measure
-        self._customer = customer
+        self._customers = customers
         self._metrics: dict[str, float] = {}
         self._spans = SpanBuffer() if postoffice.joined.trace else None
         self._timer: asyncio.TimerHandle
@@ -77,19 +77,30 @@ class Reports:
 
     def stats(self) -> dict[str, Any]:
         """Return latencies of calls and bytes by cause and by server."""
-        counters = self._customer.bytes
+        everybody = self._customers.all
+        counters = [customer.bytes for customer in everybody]
+        servers: dict[int, dict[str, int]] = {}
+        for customer in everybody:
+            for rank, traffic in customer.traffic().items():
+                found = servers.setdefault(rank, dict.fromkeys(traffic, 0))
+                for direction, size in traffic.items():
+                    found[direction] += size
+        asked = sum(counter.control_sent for counter in counters)
         return {
-            "latency": {
-                verb: histogram.summary() for verb, histogram in self._customer.latency.items()
-            },
+            "latency": {verb: histogram.summary() for verb, histogram in self._latency.items()},
             "bytes": {
-                "pushed": counters.push_sent,
-                "pulled": counters.pull_received,
-                "retransmitted": counters.retransmit_sent,
-                "control": self._postoffice.bytes_total + counters.control_sent,
+                "pushed": sum(counter.push_sent for counter in counters),
+                "pulled": sum(counter.pull_received for counter in counters),
+                "retransmitted": sum(counter.retransmit_sent for counter in counters),
+                "control": self._postoffice.bytes_total + asked,
             },
-            "servers": self._customer.traffic(),
+            "servers": servers,
         }
+
+    @property
+    def _latency(self) -> dict[str, LatencyHistogram]:
+        """Of the worker's own calls; those of other customers are theirs to see."""
+        return self._customers.all[0].latency
 
     def send(self, *, last: bool = False) -> None:
         """Send a report; without a connection, unless it is the last, it waits for the next one."""
@@ -106,10 +117,7 @@ class Reports:
             NodeReport(
                 clock=self._postoffice.clock,
                 counters=counted,
-                latency={
-                    verb: histogram.to_counts()
-                    for verb, histogram in self._customer.latency.items()
-                },
+                latency={verb: histogram.to_counts() for verb, histogram in self._latency.items()},
                 metrics={k: v for k, v in metrics.items() if np.isfinite(v)},
                 spans=spans.drain() if spans is not None else [],
                 spans_dropped=spans.dropped if spans is not None else 0,

@@ -110,14 +110,16 @@ class Tables:
         postoffice = self._worker.postoffice
         observer = self._worker.finished
         opened = await postoffice.attach(name, spec, observer=observer)
-        if self._worker.customer.witness is not None:
-            self._worker.customer.witness.opened(opened, takes_part=not observer)
-        if opened.spec.layout != "dense":
-            sparse = self._open[name] = SparseTable(self._worker, opened)
-            return sparse
-        table = Table(self._worker, opened)
+        if self._worker.main_customer.witness is not None:
+            self._worker.main_customer.witness.opened(opened, takes_part=not observer)
+        table: AnyTable
+        if opened.spec.layout == "dense":
+            table = Table(self._worker, opened)
+        else:
+            table = SparseTable(self._worker, opened)
         if opened.initialise:
             assert values is not None
+            assert isinstance(table, Table)
             await table.core.initialise(values)
             postoffice.initialised(opened.table)
             # Used before the scheduler knows, the table would be given its values once more by

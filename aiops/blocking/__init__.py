@@ -10,6 +10,7 @@ moved by one thread at a time; a second one is refused with `UsageError`.
 
 from __future__ import annotations
 
+from aiops.blocking.customer_handle import CustomerHandle
 from aiops.blocking.local_cluster import LocalCluster
 from aiops.blocking.local_sgd import LocalSGD
 from aiops.blocking.ring import Ring
@@ -19,6 +20,7 @@ from aiops.blocking.table import LocalCopy, Table
 from aiops.blocking.worker import Worker, connect
 
 __all__ = [
+    "CustomerHandle",
     "LocalCluster",
     "LocalCopy",
     "LocalSGD",

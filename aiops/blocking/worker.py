@@ -13,7 +13,9 @@ from typing import Any, Final
 from numpy.typing import NDArray
 
 import aiops.connecting
+import aiops.customer_handle
 import aiops.worker
+from aiops.blocking.customer_handle import CustomerHandle
 from aiops.blocking.loop_thread import LoopThread
 from aiops.blocking.ring import Ring
 from aiops.blocking.sparse_table import SparseTable
@@ -177,6 +179,14 @@ class Worker:
             timeout_s=timeout_s,
         )
         return self._sparse_tables.setdefault(name, SparseTable(self, opened, self._loop))
+
+    def customer(self, name: str) -> CustomerHandle:
+        """Return a further customer of this worker; see `aiops.Worker.customer`."""
+
+        async def get() -> aiops.customer_handle.CustomerHandle:
+            return self._worker.customer(name)
+
+        return CustomerHandle(self, self._loop.call(get), self._loop)
 
     # --- rings ---
 

@@ -41,6 +41,12 @@ HELD_UP_S: Final = 0.05
 class Customer:
     """Sends operations to the servers and completes them.
 
+    Parameters
+    ----------
+    number
+        Among the customers of this worker, from 0: the servers know its sessions by it. None is
+        ever used again.
+
     Attributes
     ----------
     bytes
@@ -51,8 +57,9 @@ class Customer:
         Who is told of every operation, if anybody.
     """
 
-    def __init__(self, van: Van, postoffice: Postoffice) -> None:
+    def __init__(self, van: Van, postoffice: Postoffice, number: int = 0) -> None:
         self.van = van
+        self.number = number
         self._postoffice = postoffice
         self._servers: dict[int, DataConnection] = {}
         self._operations: dict[Operation, None] = {}
@@ -65,10 +72,10 @@ class Customer:
         self.latency: dict[str, LatencyHistogram] = {}
         self.witness: Witness | None = None
         self._opening: list[asyncio.Task[None]] = []
-        postoffice.on_failure = self._fail_all
-        postoffice.on_members = self._see
+        postoffice.followers.append(self)
 
-    def _see(self, state: ClusterState) -> None:
+    def see(self, state: ClusterState) -> None:
+        """Take note of the members."""
         for server in self._servers.values():
             server.channel.epoch = state.epoch
 
@@ -77,7 +84,7 @@ class Customer:
         for member in self._postoffice.members:
             if member.role == "server":
                 self._servers[member.rank] = DataConnection(
-                    self.van, self._postoffice, member, self, self.bytes
+                    self.van, self._postoffice, member, self, self.bytes, self.number
                 )
         opening = [asyncio.create_task(server.open(timeout_s)) for server in self._servers.values()]
         self._opening = opening
@@ -87,7 +94,7 @@ class Customer:
         except asyncio.CancelledError:
             current = asyncio.current_task()
             if current is not None and not current.cancelling():
-                self._postoffice.check()  # it was `_fail_all` that cancelled them
+                self._postoffice.check()  # it was `fail_all` that cancelled them
             raise
         finally:
             for task in opening:
@@ -264,7 +271,8 @@ class Customer:
         )
         self._complete(operation)
 
-    def _fail_all(self, error: AiopsError) -> None:
+    def fail_all(self, error: AiopsError) -> None:
+        """Fail everything that is outstanding."""
         for opening in self._opening:
             opening.cancel()  # a server that went down with the job answers no more
         for operation in list(self._operations):
@@ -329,5 +337,6 @@ class Customer:
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
-        self._fail_all(Closed("this worker has been closed"))
+        self._postoffice.followers.remove(self)
+        self.fail_all(Closed("this customer, or its worker, has been closed"))
         await asyncio.gather(*(server.close() for server in self._servers.values()))

@@ -83,9 +83,10 @@ class DataConnection:
         member: Member,
         answers: Answers,
         counters: ByteCounters,
+        customer: int = 0,
     ) -> None:
         self.member = member
-        self.channel = Channel(session=0)
+        self.channel = Channel(session=customer)
         self.channel.epoch = postoffice.epoch
         self.link: Link | None = None
         self.failure = ""
@@ -142,6 +143,7 @@ class DataConnection:
             job=bytes.fromhex(joined.job),
             rank=joined.rank,
             incarnation=joined.incarnation,
+            customers=self.channel.session + 1,
             known=True,
             destination=_destination(self.channel),
         )

@@ -68,6 +68,7 @@ class LinkPlan:
         job: bytes = NO_JOB,
         rank: int = 0,
         incarnation: int = 0,
+        customers: int = 1,
         known: bool = False,
         refusals_max: int = 0,
         destination: Callable[[Frame, int], memoryview | None] | None = None,
@@ -80,6 +81,7 @@ class LinkPlan:
         self.job = job
         self.rank = rank
         self.incarnation = incarnation
+        self.customers = customers
         self.known = known
         self.refusals_max = refusals_max
         self.destination = destination
@@ -94,6 +96,7 @@ class LinkPlan:
             job=self.job,
             rank=self.rank,
             incarnation=self.incarnation,
+            customers=self.customers,
         )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
 from aiops.errors import (
@@ -61,9 +60,21 @@ from aiops_protocol.ring_control import (
     RingWanted,
 )
 
-__all__ = ["Postoffice", "RingListener", "RingNews"]
+__all__ = ["Follower", "Postoffice", "RingListener", "RingNews"]
 
 RingNews: TypeAlias = RingFormed | RingMissing | RingWanted | RingHalt | RingVerdict
+
+
+class Follower(Protocol):
+    """Who sends requests in the name of this worker."""
+
+    def see(self, state: ClusterState) -> None:
+        """Take note of the members."""
+        ...
+
+    def fail_all(self, error: AiopsError) -> None:
+        """Take note that nothing works any more."""
+        ...
 
 
 class RingListener(Protocol):
@@ -103,8 +114,7 @@ class Postoffice:
         self.in_step = False
         self.stop_vote: int | None = None
         self.stop_at: StopAt | None = None
-        self.on_failure: Callable[[AiopsError], None] = lambda error: None
-        self.on_members: Callable[[ClusterState], None] = lambda state: None
+        self.followers: list[Follower] = []  # told of the members, and of the end
         self.rings: RingListener | None = None
         self.log = get_logger(role="worker")
         self._van = van
@@ -241,7 +251,8 @@ class Postoffice:
                 self._start_heart(message)
             case ClusterState():
                 self._state = message
-                self.on_members(message)
+                for follower in self.followers:
+                    follower.see(message)
             case TableOpened(call=call):
                 future = self._calls.pop(call, None)
                 if future is not None and not future.done():
@@ -304,7 +315,8 @@ class Postoffice:
         self._calls.clear()
         self._barriers.fail(error)
         self._changed()
-        self.on_failure(error)
+        for follower in list(self.followers):
+            follower.fail_all(error)
         if self.rings is not None:
             self.rings.failed(error)
 

@@ -23,7 +23,7 @@ from aiops_cli.main import COMMANDS
 HERE = Path(__file__).resolve().parent
 
 # What is made by others and only used: its attributes are listed, its constructor is not shown.
-HANDLES = {"Worker", "Table", "SparseTable", "LocalSGD", "LocalCopy", "Ring"}
+HANDLES = {"Worker", "CustomerHandle", "Table", "SparseTable", "LocalSGD", "LocalCopy", "Ring"}
 MODULES = {
     "aiops": "The asyncio API.",
     "aiops.optim": "What servers do with a push.",

@@ -13,6 +13,7 @@ from aiops import blocking
 
 TWINS = [
     (aiops.Worker, blocking.Worker),
+    (aiops.CustomerHandle, blocking.CustomerHandle),
     (aiops.Table, blocking.Table),
     (aiops.SparseTable, blocking.SparseTable),
     (aiops.LocalCopy, blocking.LocalCopy),
@@ -23,8 +24,8 @@ TWINS = [
 
 # What the rooms of aiops call among themselves, or what only makes sense on the event loop.
 NOT_FOR_USERS = {
-    "Table": {"close", "close_clock", "fetch", "initialise", "leave_rounds", "perform"},
-    "SparseTable": {"close"},
+    "Table": {"close", "close_clock", "fetch", "initialise", "leave_rounds", "perform", "used_by"},
+    "SparseTable": {"close", "used_by"},
     "LocalCopy": {"keep", "refresh"},
     "LocalCluster": {"scheduler"},
 }

@@ -159,7 +159,7 @@ async def test_push_soon_leaves_before_the_caller_computes() -> None:
     """The frame is in the kernel when the call returns, although the loop does not turn."""
     async with local_job() as cluster, cluster.connect() as worker:
         table = await table_of(worker, ASP())
-        stream = worker.customer._servers[0].link.stream  # type: ignore[union-attr]  # connected
+        stream = worker.main_customer._servers[0].link.stream  # type: ignore[union-attr]  # connected
         future = table.push_soon(ones())
         assert stream.pending_bytes == 0
         assert not future.done()
@@ -197,7 +197,7 @@ async def test_an_error_of_push_soon_is_raised_by_tick_and_by_its_future() -> No
         pushes = [table.push_soon(ones()) for _ in range(3)]
         for part in _in_flight(worker):
             part.operation.deadline = 0.0  # out of time
-        worker.customer._expire()
+        worker.main_customer._expire()
         for push in pushes[:2]:
             with pytest.raises(RequestTimeout):
                 await push
@@ -216,7 +216,7 @@ async def test_cancelling_the_future_does_not_stop_the_push() -> None:
 
 
 def _in_flight(worker: aiops.Worker) -> list[Any]:
-    return list(worker.customer._servers[0].channel._flight.values())
+    return list(worker.main_customer._servers[0].channel._flight.values())
 
 
 # --- updates ---

@@ -234,7 +234,7 @@ async def test_a_push_that_is_sealed_happens_although_nothing_of_it_had_left() -
     """The connection is down; the seal says that this worker has contributed, so it must have."""
     async with local_job() as cluster, cluster.connect() as worker:
         table = await worker.table("w", 64, optimizer=Add())
-        connection = worker.customer._servers[0]
+        connection = worker.main_customer._servers[0]
         retries = connection._retries = Retries(asyncio.get_running_loop().time())
         retries._answers, retries._left = connection.channel.settled, 0.9  # down for a tenth of 1 s
         for link in served(cluster.servers[0]):
@@ -416,5 +416,5 @@ async def test_no_deadline_is_too_far_away() -> None:
 
 
 def validate(worker: aiops.Worker) -> None:
-    for server in worker.customer._servers.values():
+    for server in worker.main_customer._servers.values():
         server.channel.validate()

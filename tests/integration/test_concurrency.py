@@ -41,14 +41,14 @@ async def test_a_worker_that_reads_late_is_not_cut_off() -> None:
     size = 512 * 1024
     async with local_job() as cluster, cluster.connect() as worker:
         table = await worker.table("w", size, optimizer=Add(), consistency=ASP())
-        link = worker.customer._servers[0].link
+        link = worker.main_customer._servers[0].link
         assert link is not None
         stall(link.stream)
         calls = [asyncio.ensure_future(table.pull()) for _ in range(32)]
         calls += [
             asyncio.ensure_future(table.push_pull(np.zeros(size, np.float32))) for _ in range(16)
         ]
-        channel = worker.customer._servers[0].channel
+        channel = worker.main_customer._servers[0].channel
         await until(lambda: channel._pull_bytes == 16 * 1024 * 1024)
         await until(lambda: requests_of(cluster.servers[0]) >= 32 + 16)
         await turns(50)

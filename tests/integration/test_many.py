@@ -71,11 +71,11 @@ def remembered(
     worker: aiops.Worker, table: aiops.Table, cluster: aiops.LocalCluster
 ) -> dict[str, int]:
     """Count everything that could pile up."""
-    channels = [server.channel for server in worker.customer._servers.values()]
+    channels = [server.channel for server in worker.main_customer._servers.values()]
     for channel in channels:
         channel.validate()
     return {
-        "operations": len(worker.customer._operations),
+        "operations": len(worker.main_customer._operations),
         "in flight": sum(len(channel._flight) for channel in channels),
         "queued": sum(channel.waiting for channel in channels),
         "awaited": len(table.core.writes._awaited),

@@ -64,7 +64,7 @@ class Memory:
 def windows(worker: aiops.Worker, cluster: aiops.LocalCluster) -> int:
     """Check what both sides remember of each other; returns the most mutations in flight."""
     most = 0
-    for server in worker.customer._servers.values():
+    for server in worker.main_customer._servers.values():
         server.channel.validate()
         most = max(most, len(server.channel._flight))
     for node in cluster.servers:

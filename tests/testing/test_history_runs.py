@@ -278,7 +278,7 @@ def connect(cluster: aiops.LocalCluster, folder: Path) -> Connecting:
 async def test_without_a_history_nothing_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AIOPS_HISTORY", raising=False)
     async with guarded(), aiops.LocalCluster() as cluster, cluster.connect() as worker:
-        assert worker.customer.witness is None
+        assert worker.main_customer.witness is None
 
 
 async def test_a_killed_worker_leaves_what_it_had_begun(history: Path) -> None:

@@ -163,6 +163,14 @@ def _skip_nothing(self: table_rounds.Place, rounds: int) -> None:
     """Stay where the table was entered."""
 
 
+def _one_for_all(self: Any, *args: Any, **options: Any) -> None:
+    _connection(self, *args, **options)
+    self.channel.session = self.channel.questions.session = 0
+
+
+_connection = data_connection.DataConnection.__init__
+
+
 def _no_second_connection(
     self: control_link.ControlLink, gone: link.Link, error: AiopsError | None
 ) -> None:
@@ -347,6 +355,12 @@ MUTANTS: Final = (
         "silence",
         "the RTO runs for what waits by rule",
         _replace(requests.Channel, "owed", property(_owe_always)),
+    ),
+    Mutant(
+        "one-session",
+        "conservation",
+        "two customers of a worker are one to the servers",
+        _replace(data_connection.DataConnection, "__init__", _one_for_all),
     ),
     Mutant(
         "own-places",

@@ -12,7 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiops.consistency import ASP
+from aiops.customer_handle import CustomerHandle
 from aiops.optim import Add
+from aiops.table import Table
 from aiops.testing.simulation.cluster import SimCluster
 from aiops.testing.simulation.loop import SimLoop
 from aiops.testing.simulation.nemesis import Nemesis
@@ -52,28 +54,32 @@ async def conservation(
     an element is 1 if that part was applied once, 0 if never, and anything else is a fault. Every
     other push is small: it is repeated at once when its connection is lost. Of the others the
     server is asked first. In every third run some workers' next push goes to a sparse table.
+    In half of the runs a worker has two customers, which number their pushes alike.
     """
     cluster = SimCluster(
         loop, servers, workers=workers, on_worker_loss="continue", heartbeat_s=HEARTBEAT_S
     )
     await cluster.start()
     shape = (4 * servers, pushes * workers * (kills + 1))
-    size = shape[0] * shape[1]
     rows_of: dict[int, list[int]] = {}
     acknowledged: list[int] = []
     numbers = iter(range(shape[1]))
     sparse = SparseRows(shape[1] // 3 + 1, loop.rng) if loop.rng.random() < SPARSE else None
     done = {f"worker-{index}": 0 for index in range(workers)}
+    customers = 2 if loop.rng.random() < 0.5 else 1
+    count(seen, "two customers", customers - 1)
 
     async def push_all(worker: Worker) -> None:
-        large = await worker.table("large", shape=shape, optimizer=Add(), consistency=ASP())
-        small = await worker.table("small", shape=(size,), optimizer=Add(), consistency=ASP())
+        users = [await _open(worker, shape)]
+        if customers == 2:
+            users.append(await _open(worker.customer("other"), shape))
         while done[worker.name] < pushes:
             number = next(numbers)
             rows = rows_of[number] = sorted(
                 loop.rng.sample(range(shape[0]), loop.rng.randint(1, shape[0]))
             )
             await asyncio.sleep(loop.rng.expovariate(15))
+            large, small = loop.rng.choice(users)
             if number % 2:
                 await small.push(np.ones(len(rows), np.float32), rows=_small(rows, number, shape))
             else:
@@ -89,11 +95,7 @@ async def conservation(
     running = {name: cluster.worker(name, push_all) for name in done}
     victims = [*done, *(f"server-{index}" for index in range(servers))]
     nemesis = Nemesis(cluster, victims, mean_pause_s=0.2, gentle_s=4 * HEARTBEAT_S)
-    # Cuts lose messages and make repeats: they are what this scenario is about.
-    for name in done:
-        for index in range(servers):
-            cluster.network.fault(name, f"server-{index}").cut = CUT
-            cluster.network.fault(f"server-{index}", name).cut = CUT
+    _cut_data(cluster, list(done), servers)
     storm = loop.create_task(nemesis.run(2.0))
     for _ in range(kills):
         await asyncio.sleep(loop.rng.uniform(0.3, 0.9))
@@ -113,6 +115,21 @@ async def conservation(
     await cluster.close()
     _check(counts, rows_of, acknowledged)
     count(seen, "unacknowledged yet applied", int(counts.any(axis=0).sum()) - len(acknowledged))
+
+
+def _cut_data(cluster: SimCluster, workers: list[str], servers: int) -> None:
+    """Lose messages and make repeats: they are what this scenario is about."""
+    for name in workers:
+        for index in range(servers):
+            cluster.network.fault(name, f"server-{index}").cut = CUT
+            cluster.network.fault(f"server-{index}", name).cut = CUT
+
+
+async def _open(user: Worker | CustomerHandle, shape: tuple[int, int]) -> tuple[Table, Table]:
+    """Open both tables, as the worker itself or a further customer."""
+    size = shape[0] * shape[1]
+    large = await user.table("large", shape, optimizer=Add(), consistency=ASP())
+    return large, await user.table("small", (size,), optimizer=Add(), consistency=ASP())
 
 
 async def _read_both(cluster: SimCluster, shape: tuple[int, int]) -> Float32Array:
