@@ -23,6 +23,8 @@ CORES = (
     "aiops/optim",
     "aiops/init.py",
     "aiops/collective/schedule.py",
+    "aiops/collective/plan.py",
+    "aiops/collective/operation.py",
     "aiops/compression",
 )
 WAITING = {

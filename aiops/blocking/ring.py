@@ -16,6 +16,7 @@ from aiops.blocking.loop_thread import LoopThread
 from aiops.collective.call import Array
 from aiops.collective.cost_model import Choice
 from aiops.collective.member import BUCKET_BYTES, AlgorithmChoice, Order, Reduction
+from aiops.compression import Codec
 
 __all__ = ["Ring"]
 
@@ -107,6 +108,7 @@ class Ring:
         order: Order = "any",
         algorithm: AlgorithmChoice = "auto",
         timeout_s: float | None = None,
+        compression: Codec | str | None = None,
     ) -> None:
         """Reduce the arrays of all members, in place; see `aiops.Ring.all_reduce`."""
         self._loop.call(
@@ -116,6 +118,7 @@ class Ring:
             order=order,
             algorithm=algorithm,
             timeout_s=timeout_s,
+            compression=compression,
         )
 
     def all_reduce_async(

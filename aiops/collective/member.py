@@ -21,7 +21,7 @@ from aiops.collective.schedule import Algorithm
 from aiops.collective.steps import chunk_spans
 from aiops.errors import UsageError
 
-__all__ = ["BUCKET_BYTES", "AlgorithmChoice", "Member", "Order", "Reduction"]
+__all__ = ["BUCKET_BYTES", "AlgorithmChoice", "Member", "Order", "Reduction", "check_array"]
 
 Reduction: TypeAlias = Literal["sum", "mean", "max", "min"]
 Order: TypeAlias = Literal["any", "rank"]
@@ -168,7 +168,7 @@ class Member(ABC):
         """Check an all-reduce, and take its places in the queue at once."""
         several = [arrays] if isinstance(arrays, np.ndarray) else list(arrays)
         for array in several:
-            _check_array("all_reduce", array)
+            check_array("all_reduce", array)
         buckets = fuse(several, bucket_bytes)
         calls = [
             self._reduction("all_reduce", bucket.arrays, op, order, algorithm) for bucket in buckets
@@ -212,7 +212,7 @@ class Member(ABC):
         chunk
             A new flat array.
         """
-        _check_array("reduce_scatter", array)
+        check_array("reduce_scatter", array)
         call = self._reduction("reduce_scatter", (array,), op, order, algorithm)
         work = np.array(array, order="C").reshape(-1)
         await self._in_turn(self._reserve(call), work, timeout_s)
@@ -230,7 +230,7 @@ class Member(ABC):
         stacked
             A new array of shape (world_size, *array.shape).
         """
-        _check_array("all_gather", array)
+        check_array("all_gather", array)
         stacked = np.empty((self.world_size, *array.shape), array.dtype)
         stacked[self.rank] = array
         call = self._call("all_gather", (array,), algorithm, count=stacked.size)
@@ -249,7 +249,7 @@ class Member(ABC):
 
         For the other parameters and errors see `all_reduce`.
         """
-        _check_array("broadcast", array)
+        check_array("broadcast", array)
         if not 0 <= root < self.world_size:
             raise UsageError(f"broadcast: root is {root}; ranks are 0 to {self.world_size - 1}")
         call = self._call("broadcast", (array,), algorithm, root=root)
@@ -357,7 +357,8 @@ class _Turn:
         self.over.set_result(None)
 
 
-def _check_array(kind: str, array: Array) -> None:
+def check_array(kind: str, array: Array) -> None:
+    """Raise `UsageError` for what cannot be moved."""
     if not isinstance(array, np.ndarray):
         raise UsageError(f"{kind}: an array of numpy is needed, not {type(array).__name__}")
     if array.dtype.name not in DTYPES:

@@ -15,6 +15,10 @@ from numpy.typing import NDArray
 
 from aiops.collective.plan import Plan, SendPiece
 from aiops.collective.steps import Combine
+from aiops.compression import Codec
+from aiops_protocol import frames
+from aiops_protocol.codecs import Sparse, Wire, decode_values
+from aiops_protocol.errors import MalformedFrame
 from aiops_protocol.payload import Buffer
 
 __all__ = ["WORD_BYTES", "Confirmation", "Operation", "UnexpectedPiece"]
@@ -22,6 +26,8 @@ __all__ = ["WORD_BYTES", "Confirmation", "Operation", "UnexpectedPiece"]
 WORD_BYTES: Final = 4
 """What peers count in: a float32 is one word, a float64 two."""
 
+
+RAW: Final = frames.Codec.RAW
 
 Array: TypeAlias = NDArray[Any]
 
@@ -47,9 +53,15 @@ class Operation:
     landing
         Memory by peer in which pieces lie until they are combined; kept from one operation to the
         next, because fresh pages cost more than the sum over them.
+    codec
+        In which form pieces of float32 travel; `None` as they are. Only for plans in which each
+        element is finished by one rank and then copied (ring): that rank puts what receivers will
+        decode in place of its own values, and the others pass on the bytes that they got.
     """
 
     __slots__ = (
+        "_codec",
+        "_finished",
         "_held",
         "_item_bytes",
         "_landing",
@@ -73,6 +85,7 @@ class Operation:
         work: Array,
         reduce: np.ufunc,
         landing: dict[int, memoryview] | None = None,
+        codec: Codec | None = None,
     ) -> None:
         self.plan = plan
         self._source, self._work, self._reduce = source, work, reduce
@@ -83,6 +96,8 @@ class Operation:
         self._receive_waits = list(plan.receive_waits)
         self._open = len(plan.sends) + len(plan.receives)
         self._landing = {} if landing is None else landing
+        self._codec = codec
+        self._finished: dict[tuple[int, int], Wire] = {}  # pieces in the form in which they travel
         self._placed: set[int] = set()  # receives that come straight into the working array
         self._held: dict[int, Array | None] = {}  # came before its turn
         self._ready: dict[int, deque[int]] = {peer: deque() for peer in plan.peers}
@@ -106,7 +121,7 @@ class Operation:
         """
         number = self._number(peer, message, begin, count)
         piece = self.plan.receives[number]
-        if self._receive_waits[number]:
+        if self._receive_waits[number] or self._codec is not None:
             return None
         if piece.combine is not Combine.REPLACE:
             return self._landing_of(peer, count * WORD_BYTES)
@@ -120,7 +135,16 @@ class Operation:
             landing = self._landing[peer] = np.empty(size, np.uint8).data
         return landing[:size]
 
-    def receive(self, peer: int, message: int, begin: int, count: int, payload: Buffer) -> None:
+    def receive(
+        self,
+        peer: int,
+        message: int,
+        begin: int,
+        count: int,
+        payload: Buffer,
+        codec: int = RAW,
+        parameter: int = 0,
+    ) -> None:
         """Take a piece; sends that waited for it become ready.
 
         Parameters
@@ -131,6 +155,8 @@ class Operation:
             Which words (of 4 bytes).
         payload
             Their bytes; what `destination` gave, if it gave anything.
+        codec, parameter
+            In which form they are.
 
         What comes before its turn is copied, unless it is in its place already.
 
@@ -141,13 +167,32 @@ class Operation:
         """
         number = self._number(peer, message, begin, count)
         placed = number in self._placed
-        values = None if placed else np.frombuffer(payload, self._work.dtype)
+        values = (
+            None
+            if placed
+            else self._decoded(number, Wire(frames.Codec(codec), parameter, payload), count)
+        )
         if number in self._held or self._receive_waits[number] < 0:
             raise UnexpectedPiece(f"word {begin} of message {message} has come twice")
         if self._receive_waits[number]:
             self._held[number] = None if values is None else values.copy()
         else:
             self._apply(number, values)
+
+    def _decoded(self, number: int, wire: Wire, count: int) -> Array:
+        if self._codec is None:
+            if wire.codec != RAW:
+                raise UnexpectedPiece(f"a piece by codec {wire.codec}")
+            return np.frombuffer(wire.payload, self._work.dtype)
+        piece = self.plan.receives[number]
+        try:
+            decoded = decode_values(wire.codec, wire.payload, count, wire.parameter)
+        except MalformedFrame as error:
+            raise UnexpectedPiece(str(error)) from error
+        if piece.combine is Combine.REPLACE:
+            kept = Wire(wire.codec, wire.parameter, bytes(wire.payload))
+            self._finished[piece.begin, piece.end] = kept
+        return decoded.dense() if isinstance(decoded, Sparse) else decoded
 
     def _number(self, peer: int, message: int, begin: int, count: int) -> int:
         first, low, high = self.plan.messages.get((peer, message), (0, 0, 0))
@@ -210,8 +255,23 @@ class Operation:
         words = self._item_bytes // WORD_BYTES
         return piece.begin * words, (piece.end - piece.begin) * words
 
+    def wire(self, piece: SendPiece) -> Wire:
+        """Return a piece in the form in which it travels."""
+        if self._codec is None:
+            return Wire(frames.Codec.RAW, 0, self.payload(piece))
+        span = (piece.begin, piece.end)
+        known = self._finished.get(span)
+        if known is not None:
+            return known
+        values = (self._work if piece.from_work else self._source)[piece.begin : piece.end]
+        encoded = self._codec.encode(values, {}, 0)
+        if piece.final:
+            values[:] = encoded.dense()
+            self._finished[span] = encoded.whole()
+        return encoded.whole()
+
     def payload(self, piece: SendPiece) -> memoryview:
-        """Return the bytes of a piece."""
+        """Return the bytes of a piece as they are."""
         source = self._work_bytes if piece.from_work else self._source_bytes
         return source[piece.begin * self._item_bytes : piece.end * self._item_bytes]
 

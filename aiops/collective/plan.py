@@ -29,6 +29,7 @@ class SendPiece(NamedTuple):
     end: int
     from_work: bool  # else from the caller's array, which nothing changes before the end
     borrowed: bool  # nothing is combined into these elements before they have left
+    final: bool  # these elements are finished: nothing comes for them any more
 
 
 class ReceivePiece(NamedTuple):
@@ -162,7 +163,9 @@ class _Builder:
         if from_work:
             self._readers.append(len(self.sends))
         self.send_after.append(writers)
-        self.sends.append(SendPiece(peer, message, begin, end, from_work, borrowed=True))
+        self.sends.append(
+            SendPiece(peer, message, begin, end, from_work, borrowed=True, final=from_work)
+        )
 
     def _receive(self, peer: int, message: int, begin: int, end: int, combine: Combine) -> None:
         in_work, writers = self._sources(begin, end)
@@ -171,8 +174,8 @@ class _Builder:
             piece = self.sends[number]
             if piece.begin < end and begin < piece.end:
                 waits_for.append(number)
-                if combine is not Combine.REPLACE:
-                    self.sends[number] = piece._replace(borrowed=False)
+                lent = piece.borrowed and combine is Combine.REPLACE
+                self.sends[number] = piece._replace(borrowed=lent, final=False)
             if not begin <= piece.begin < piece.end <= end:
                 kept.append(number)
         self._readers = kept

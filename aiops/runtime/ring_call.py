@@ -10,6 +10,7 @@ import numpy as np
 
 from aiops.collective.operation import Array, Confirmation, Operation
 from aiops.collective.plan import Plan
+from aiops.compression import Codec
 from aiops.errors import AiopsError
 from aiops_protocol.limits import EARLY_BYTES_MAX
 
@@ -25,7 +26,7 @@ class RingWork(NamedTuple):
         The user's word for it: `all_reduce`.
     description
         Everything on which the members must agree, in words.
-    plan, source, work, reduce
+    plan, source, work, reduce, codec
         As for `Operation`.
     commit
         Puts the result into effect: called when all members have it.
@@ -38,6 +39,7 @@ class RingWork(NamedTuple):
     work: Array
     reduce: np.ufunc
     commit: Callable[[], None]
+    codec: Codec | None = None
 
 
 class RingCall:
@@ -85,7 +87,9 @@ class RingCall:
         """Its turn has come: sends read the caller's array from now on."""
         self.number = number
         work = self.work
-        self._operation = Operation(work.plan, work.source, work.work, work.reduce, landing)
+        self._operation = Operation(
+            work.plan, work.source, work.work, work.reduce, landing, work.codec
+        )
 
     def may_send(self, peer: int, size: int) -> bool:
         """Whether a member takes so many bytes: all of them, or few if it has not begun."""

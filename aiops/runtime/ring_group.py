@@ -181,7 +181,7 @@ class RingGroup:
             if ready is None:
                 break
             number, piece = ready
-            payload = operation.payload(piece)
+            codec, parameter, payload = operation.wire(piece)
             if not call.may_send(peer.index, len(payload)):
                 break
             call.count_early(peer.index, len(payload))
@@ -193,6 +193,8 @@ class RingGroup:
                 begin=begin,
                 message=piece.message,
                 count=count,
+                codec=codec,
+                parameter=parameter,
                 payload=payload,
             )
             if before is not None and piece.borrowed:
@@ -297,7 +299,8 @@ class RingGroup:
                 call.begun.add(index)
                 self.traffic["received"] += len(frame.payload)
                 call.operation.receive(
-                    index, frame.message, frame.begin, frame.count, frame.payload
+                    *(index, frame.message, frame.begin, frame.count),
+                    *(frame.payload, frame.codec, frame.parameter),
                 )
             elif isinstance(frame, RingConfirm):
                 self._send_confirms(

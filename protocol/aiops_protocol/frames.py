@@ -310,6 +310,7 @@ class RingFrame(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     count: int = 0
     codec: int = Codec.RAW
     status: int = 0
+    parameter: int = 0
     payload: Buffer = NO_BYTES
 
     def __str__(self) -> str:

@@ -8,6 +8,7 @@ from typing import Final
 from aiops_protocol.errors import LocalProtocolError, MalformedFrame
 from aiops_protocol.frames import Codec, Kind, RingBegin, RingConfirm, RingFrame, RingPiece
 from aiops_protocol.layout import RING
+from aiops_protocol.limits import PAYLOAD_BYTES_MAX
 from aiops_protocol.payload import Buffer
 
 __all__ = ["RING_FRAMES", "decode_ring", "encode_ring"]
@@ -18,6 +19,7 @@ RING_FRAMES: Final[Mapping[int, type[RingBegin] | type[RingPiece] | type[RingCon
     Kind.RING_CONFIRM: RingConfirm,
 }
 
+_CODECS: Final = frozenset(Codec)
 _RING_BYTES: Final = RING.size
 _pack, _unpack = RING.pack, RING.unpack_from
 
@@ -40,11 +42,11 @@ def decode_ring(
     cls = RING_FRAMES[kind]
     if meta_bytes != _RING_BYTES:
         raise MalformedFrame(f"{meta_bytes} bytes of metadata in a {cls.__name__}")
-    operation, begin, ring, generation, message, count, codec, status = _unpack(meta)
-    if codec != Codec.RAW:
-        raise MalformedFrame(f"codec {codec} is not known to this version")
-    if cls is RingPiece and not 0 < payload_bytes == 4 * count:
-        raise MalformedFrame(f"{payload_bytes} bytes of payload in a RingPiece of {count} values")
+    operation, begin, ring, generation, message, count, codec, status, parameter = _unpack(meta)
+    if cls is RingPiece and not _fits(codec, count, payload_bytes):
+        raise MalformedFrame(
+            f"{payload_bytes} bytes of payload by codec {codec} in a RingPiece of {count} values"
+        )
     return cls(
         operation=operation,
         ring=ring,
@@ -54,6 +56,7 @@ def decode_ring(
         count=count,
         codec=codec,
         status=status,
+        parameter=parameter,
         payload=payload,
     )
 
@@ -66,10 +69,8 @@ def encode_ring(frame: RingFrame) -> bytes:
     LocalProtocolError
         A piece whose payload is not its values, or is empty.
     """
-    if frame.codec or (
-        isinstance(frame, RingPiece) and not 0 < len(frame.payload) == 4 * frame.count
-    ):
-        raise LocalProtocolError(f"{frame}: not {frame.count} values, or codec {frame.codec}")
+    if isinstance(frame, RingPiece) and not _fits(frame.codec, frame.count, len(frame.payload)):
+        raise LocalProtocolError(f"{frame}: not {frame.count} values by codec {frame.codec}")
     return _pack(
         frame.operation,
         frame.begin,
@@ -79,4 +80,12 @@ def encode_ring(frame: RingFrame) -> bytes:
         frame.count,
         frame.codec,
         frame.status,
+        frame.parameter,
     )
+
+
+def _fits(codec: int, count: int, payload_bytes: int) -> bool:
+    """Whether a payload may be so many values; those of a codec are looked at when decoded."""
+    if codec == Codec.RAW:
+        return 0 < payload_bytes == 4 * count
+    return codec in _CODECS and 0 < count <= PAYLOAD_BYTES_MAX // 4 and payload_bytes > 0

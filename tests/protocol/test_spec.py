@@ -154,7 +154,17 @@ LAYOUTS = {
     ),
     "RING": (
         layout.RING,
-        ("operation", "begin", "ring", "generation", "message", "count", "codec", "status"),
+        (
+            "operation",
+            "begin",
+            "ring",
+            "generation",
+            "message",
+            "count",
+            "codec",
+            "status",
+            "parameter",
+        ),
         {34},
     ),
     "REPLY": (
