@@ -97,8 +97,7 @@ def _rounds(servers: list[Node]) -> dict[str, dict[str, object]]:
 
 def _reports(servers: list[Node]) -> Iterator[TableReport]:
     for node in servers:
-        if node.state is NodeState.ALIVE:
-            yield from node.tables.values()
+        yield from node.tables.values()
 
 
 def _staleness(servers: list[Node]) -> dict[str, dict[int, int]]:

@@ -263,6 +263,7 @@ class _Run:
             bytes=self._bytes(stats),
             servers={str(rank): dict(counts) for rank, counts in stats["servers"].items()},
             evaluation=evaluation,
+            tables={name: dict(counts) for name, counts in stats.get("tables", {}).items()},
         )
 
     def _bytes(self, stats: Mapping[str, Any]) -> dict[str, int]:

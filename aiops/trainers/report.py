@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from aiops.errors import UsageError
 from aiops.observability import PHASES, LatencyHistogram
+from aiops.observability.staleness import StalenessHistogram, bucket_name
 
 CAUSES: Final = ("pushed", "pulled", "retransmitted", "control")
 VERBS: Final = ("push", "pull")
@@ -50,6 +51,8 @@ class WorkerReport:
         Why it ended when it did.
     latency, bytes, servers
         As from `Worker.stats`: by verb; by cause; sent to and received from each server.
+    tables
+        What each table has counted.
     evaluation
         From the worker that evaluated; `None` from the others.
     """
@@ -69,6 +72,7 @@ class WorkerReport:
     bytes: dict[str, int]
     servers: dict[str, dict[str, int]]
     evaluation: Evaluation | None
+    tables: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values, for JSON."""
@@ -103,7 +107,9 @@ def final_report(
         `train_loss`, `test_loss`, and `train_accuracy` and `test_accuracy` (fractions) or
         `train_rmse` and `test_rmse`; `steps` (the most that a worker took), `seconds` (the
         slowest worker's), `workers`, `servers`; `bytes` by cause; `phases` (seconds of a worker,
-        on average); `latency` by verb; `stopped_because`; `by_worker` and `by_server`.
+        on average); `latency` by verb; `stopped_because`; `by_worker` and `by_server`; where there
+        is any, `staleness` of gradients (changes of others between read and push, 16 and more under
+        powers of two) and `late`, contributions that came too late for their round.
 
     Raises
     ------
@@ -136,6 +142,7 @@ def final_report(
         "latency": _latency_of(status) if status else _latency(workers),
         "by_worker": [_account(w) for w in sorted(workers, key=lambda w: w.rank)],
         "by_server": _by_server(workers),
+        **_staleness_of(workers),
     }
 
 
@@ -178,6 +185,17 @@ def _latency_of(status: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
             )
         merged[verb] = histogram.summary()
     return merged
+
+
+def _staleness_of(workers: Sequence[WorkerReport]) -> dict[str, Any]:
+    """Return how stale gradients were, and how many contributions came too late, if any can be."""
+    staleness, late = StalenessHistogram(), 0
+    for worker in workers:
+        for counts in worker.tables.values():
+            late += counts.get("late", 0)
+            staleness.add({int(least): n for least, n in counts.get("staleness", {}).items()})
+    shown = {str(least): count for least, count in sorted(staleness.counts.items())}
+    return ({"staleness": shown} if shown else {}) | ({"late": late} if late else {})
 
 
 def _account(worker: WorkerReport) -> dict[str, Any]:
@@ -241,6 +259,11 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
                 f"{verb:<6} {_count(latency['count'], 'request')}, "
                 f"p50 {latency['p50_s'] * 1e3:.2f} ms, p99 {latency['p99_s'] * 1e3:.2f} ms"
             )
+    if "staleness" in report:
+        counts = ((bucket_name(int(least)), n) for least, n in report["staleness"].items())
+        yield "stale  by changes of others: " + ", ".join(f"{name}: {n:,}" for name, n in counts)
+    if "late" in report:
+        yield f"late   {_count(report['late'], 'contribution')} came after their round"
     yield f"bytes  {_bytes(report['bytes'])}"
     for kind in ("server", "worker"):
         for account in report[f"by_{kind}"]:

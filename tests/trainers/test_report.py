@@ -94,6 +94,23 @@ def test_latency_with_a_status_is_that_of_all_requests() -> None:
         assert latency["pull"]["count"] == 0
 
 
+def test_staleness_and_late_contributions_are_added_up_and_shown() -> None:
+    def counted(staleness: dict[int, int], late: int) -> dict[str, dict[str, Any]]:
+        return {"model": {"staleness": staleness}, "other": {"late": late}}
+
+    first = replace(account(1, evaluation=EVALUATION), tables=counted({0: 5, 16: 2}, 1))
+    second = WorkerReport.from_dict(
+        json.loads(json.dumps(replace(account(2), tables=counted({0: 1}, 3)).to_dict()))
+    )
+    report = final_report([first, second], servers=1)
+    assert report["staleness"] == {"0": 6, "16": 2}
+    assert report["late"] == 4
+    shown = render(report)
+    assert "stale  by changes of others: 0: 6, 16-31: 2" in shown
+    assert "late   4 contributions came after their round" in shown
+    assert "staleness" not in final_report(WORKERS, servers=1)
+
+
 def test_a_run_without_evaluation_is_no_report() -> None:
     for workers in ([], [account(0)]):
         with pytest.raises(UsageError, match="no worker has evaluated"):
