@@ -138,7 +138,8 @@ class Shard:
         steps, so that neither rows pushed apart nor the cutting of a push into frames and shards
         makes a difference. If the optimizer raises, nothing has changed.
         """
-        self._see(clock)
+        if self._scheduled:
+            self._see(clock)
         kept = self._keep(where) if self._guarded else None
         try:
             if isinstance(where, slice):
@@ -215,7 +216,7 @@ class Shard:
         update_guarded(self._now, values, gradient, state, step, self._scratch, finite=self._finite)
 
     def _see(self, clock: int) -> None:
-        if self._scheduled and clock > self.clock:
+        if clock > self.clock:
             self.clock = clock
             self._now = self.optimizer.at(clock)
 
@@ -224,11 +225,13 @@ class Shard:
 
         One number does for a block as long as all its elements have been stepped equally often.
         """
+        if not self.optimizer.uses_step:
+            return 1
         steps = self._steps[block]
         size = min(BLOCK_ELEMENTS, self.size - block * BLOCK_ELEMENTS)
         whole = isinstance(within, slice) and within.stop - within.start == size
         if not isinstance(steps, np.ndarray):
-            if whole or not self.optimizer.uses_step:
+            if whole:
                 steps += 1
                 self._steps[block] = steps
                 return steps
@@ -264,7 +267,8 @@ class Shard:
         `step` counts the rounds, and the clock is one less. If the optimizer raises, nothing has
         changed.
         """
-        self._see(step - 1)
+        if self._scheduled:
+            self._see(step - 1)
         kept = self._keep(slice(0, self.size)) if self._guarded else None
         try:
             self._step_all(contributions, reduction, step, weights)
