@@ -12,6 +12,7 @@ from aiops.errors import ConfigError
 from aiops.optim import FTRL, SGD, Adam, AdamW, Cosine, Momentum, Schedule, WarmUp
 from aiops.trainers import Linear, Mlp, Softmax, TrainConfig, from_arrays
 from aiops.trainers.config import HIDDEN_MAX, LAYERS_MAX, MODELS, OPTIMIZERS
+from aiops.trainers.local_steps import LocalSteps
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -117,3 +118,23 @@ def test_a_model_is_made_in_the_size_of_the_data() -> None:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_each_optimizer_can_be_asked_for_by_name(name: str) -> None:
     assert TrainConfig(optimizer=name).make_optimizer().name == name
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"compression": "zip"}, "train: compression 'zip': no codec"),
+        ({"pull_compression": "qsgd"}, "train: pull_compression cannot be qsgd"),
+        ({"compression": "int8", "sync": "ring"}, "neither for local steps nor for rings"),
+        ({"pull_compression": "int8", "local": LocalSteps(every=5)}, "nor for rings"),
+    ],
+)
+def test_compression_is_checked_before_anything_starts(settings: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        TrainConfig(**settings)
+
+
+def test_compression_travels_with_the_settings() -> None:
+    config = TrainConfig(compression="top-k:0.01", pull_compression="one-bit")
+    assert TrainConfig.from_dict(config.to_dict()) == config
+    assert TrainConfig(compression="auto").compression == "auto"
