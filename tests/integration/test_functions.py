@@ -15,11 +15,12 @@ from aiops.consistency import Consistency
 from aiops.errors import ConfigError, RemoteError, RequestRejected, UsageError
 from aiops.functions import _REGISTERED, ShardView, function_names, server_function
 from aiops.optim import SGD, Momentum
+from aiops.testing import ChaosCluster, Faults, Weather
 from aiops.testing.history import verify
 from aiops_protocol.calls import call_payload, called
 from aiops_protocol.errors import ErrorCode, MalformedFrame
 from aiops_protocol.frames import Call, Value
-from local_jobs import local_job, random_array, same_bits
+from local_jobs import guarded, local_job, random_array, same_bits
 from served import Served, acked, refusal, replies, values_of
 
 F = np.float32
@@ -182,6 +183,24 @@ async def test_what_cannot_be_run_is_refused_with_the_way_out() -> None:
         assert float((await table.call("norm"))[0][0]) == 0.0, "reading goes on"
         with pytest.raises(UsageError, match="has finished"):
             await table.transform("scale", by=1.0)
+
+
+async def test_each_change_happens_once_however_often_connections_are_cut() -> None:
+    """Doubling is not a sum: one change too many, or one too few, would be a factor of two."""
+
+    async def train(worker: aiops.Worker) -> list[float]:
+        table = await worker.table("w", (50, 60), init=1.0, consistency=ASP())
+        for number in range(40):
+            await table.transform("scale", by=2.0 if number % 2 else 0.5)
+            await table.transform("scale", by=2.0)
+            assert len(await table.call("where")) == 2
+        await worker.barrier("done")
+        return [float(value) for value in np.unique(await table.pull())]
+
+    rain = Weather(Faults(delay_s=0.0005, jitter_s=0.001), cut_every_s=0.05, seed=3)
+    async with guarded(), ChaosCluster(servers=2, weather=rain) as cluster:
+        assert await cluster.run(train, workers=2) == [[2.0**80]] * 2
+        assert cluster.counters.cuts > 2
 
 
 async def test_a_history_with_functions_holds(tmp_path: Path) -> None:
