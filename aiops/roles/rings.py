@@ -235,10 +235,6 @@ class Rings:
                 actions += [Tell(told, ring.entries.pop(rank).peer) for rank in late]
         return actions
 
-    def waiting(self) -> dict[str, list[int]]:
-        """Per ring: the ranks that wait to enter it; for status."""
-        return {name: sorted(ring.entries) for name, ring in self._rings.items() if ring.entries}
-
     def validate(self) -> None:
         """Check what must always hold."""
         for ring in self._rings.values():
