@@ -5,7 +5,9 @@ is logged, and when, belongs to the shells; the cores return facts and never log
 
 A program that imports aiops owns its logs. So until `configure` is called the events go to the
 standard logger ``aiops``, where Python's own rules hold: warnings and errors reach stderr, the rest
-is quiet, and ``logging.getLogger("aiops")`` decides otherwise. The commands call `configure`. The
+is quiet, and ``logging.getLogger("aiops")`` decides otherwise. Where nobody has set its level,
+``AIOPS_LOG_LEVEL``, which `aiops launch` gives to its programs, may ask for less. The commands call
+`configure`. The
 global set-up of structlog is never touched.
 
 Peers choose some of what is logged (names, addresses, error texts). Nothing they send can start a
@@ -179,9 +181,17 @@ _utc_time = structlog.processors.TimeStamper(fmt="iso", utc=True)
 _local_time = structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False)
 
 
+def _asked_by_launcher() -> int:
+    """Return the least level that `aiops launch --log-level` wants of the programs it starts."""
+    return _NUMBERS.get(os.environ.get("AIOPS_LOG_LEVEL", ""), 0)
+
+
 def _enabled(level: str) -> bool:
     if _settings is None:
-        return logging.getLogger("aiops").isEnabledFor(_NUMBERS[level])
+        standard = logging.getLogger("aiops")
+        if standard.level == logging.NOTSET and _NUMBERS[level] < _asked_by_launcher():
+            return False
+        return standard.isEnabledFor(_NUMBERS[level])
     return _NUMBERS[level] >= _settings.threshold
 
 

@@ -83,6 +83,13 @@ class Plan:
             command += ["--import", module]
         return [*command, *self.log_options]
 
+    @property
+    def log_environment(self) -> dict[str, str]:
+        """The level, as what aiops logs within the users' programs is asked to keep to it."""
+        flags = dict(zip(self.log_options[::2], self.log_options[1::2], strict=True))
+        level = flags.get("--log-level")
+        return {} if level is None else {"AIOPS_LOG_LEVEL": level}
+
     def names(self, role: str) -> tuple[str, ...]:
         """Return the names of all nodes of a role."""
         count = self.workers if role == "worker" else self.servers
@@ -151,6 +158,7 @@ def worker_environment(plan: Plan, scheduler: str, name: str) -> dict[str, str]:
             "AIOPS_WORKERS": str(plan.workers),
             "AIOPS_SERVERS": str(plan.servers),
         }
+        | plan.log_environment
     )
 
 

@@ -190,3 +190,25 @@ def test_a_dead_server_fails_the_job(folder: Path) -> None:
         exit_code, _, err = launch.end()
     assert exit_code == 1
     assert "server 0 (server-0)" in err
+
+
+@pytest.mark.parametrize(("level", "warned"), [("error", False), ("info", True)])
+def test_the_log_level_holds_for_what_aiops_logs_in_the_programs(
+    tmp_path: Path, level: str, warned: bool
+) -> None:
+    """But not for what the programs log themselves."""
+    program = tmp_path / "warn.py"
+    program.write_text(
+        "import logging, aiops\n"
+        "from aiops.observability import get_logger\n"
+        "get_logger().warning('of_aiops')\n"
+        "logging.getLogger('mine').warning('of mine')\n"
+        "async def main():\n"
+        "    async with aiops.connect():\n"
+        "        pass\n"
+        "aiops.run(main())\n"
+    )
+    done = aiops("launch", "--log-level", level, "--", sys.executable, str(program))
+    assert done.returncode == 0, done.stderr
+    assert ("of_aiops" in done.stderr) is warned
+    assert "of mine" in done.stderr

@@ -165,6 +165,31 @@ def test_a_program_that_imports_aiops_sees_only_warnings() -> None:
     assert done.stderr == 'aiops: loud role=worker rank=0 peer="a\\nb"\n'
 
 
+def test_the_launcher_may_ask_the_programs_for_less(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`aiops launch --log-level error`: unless the program has a level of its own."""
+    monkeypatch.setattr("aiops.observability.logs._settings", None)
+    standard = logging.getLogger("aiops")
+    log = get_logger()
+    for asked, own, heard in (
+        ("", logging.NOTSET, ["warning", "error"]),
+        ("error", logging.NOTSET, ["error"]),
+        ("debug", logging.NOTSET, ["warning", "error"]),
+        ("error", logging.WARNING, ["warning", "error"]),
+        ("nonsense", logging.NOTSET, ["warning", "error"]),
+    ):
+        monkeypatch.setenv("AIOPS_LOG_LEVEL", asked)
+        standard.setLevel(own)
+        try:
+            caplog.clear()
+            for level in ("info", "warning", "error"):
+                getattr(log, level)("happened")
+            assert [record.levelname.lower() for record in caplog.records] == heard
+        finally:
+            standard.setLevel(logging.NOTSET)
+
+
 def test_configure_leaves_structlog_alone() -> None:
     configure("json")
     assert not structlog.is_configured()
