@@ -15,6 +15,7 @@ import click
 import aiops
 from aiops.trainers.config import MODELS, OPTIMIZERS, RING_ORDERS, SYNCS, TrainConfig
 from aiops.trainers.local_steps import LocalSteps
+from aiops.trainers.sparse.config import SPARSE_MODELS
 from aiops_cli.cluster_file import ClusterFile
 from aiops_cli.launch import Plan, log_flags, plan_count
 from aiops_cli.options import (
@@ -27,6 +28,13 @@ from aiops_cli.options import (
 )
 from aiops_cli.scheduler import loss_policy
 from aiops_cli.train_cluster import train_on_cluster
+from aiops_cli.train_sparse import (
+    SPARSE_ONLY,
+    SparseTask,
+    sparse_task,
+    train_sparse_as_worker,
+    train_sparse_on_cluster,
+)
 from aiops_cli.train_worker import Seat, train_as_worker
 
 # Options of this command that are settings of the training, in the order of --help.
@@ -34,7 +42,11 @@ SETTINGS = (
     option("--steps", type=int, help="Steps of each worker."),
     option("--epochs", type=int, help="Passes over the data, in place of --steps."),
     option(
-        "--batch-size", type=int, default=32, show_default=True, help="Rows per worker and step."
+        "--batch-size",
+        type=int,
+        default=32,
+        show_default=True,
+        help="Rows per worker and step; 256 for logistic and fm.",
     ),
     option("--optimizer", type=click.Choice(list(OPTIMIZERS)), help="How servers update."),
     option("--lr", type=float, help="Learning rate."),
@@ -78,6 +90,13 @@ SETTINGS = (
     option("--patience", type=int, help="Stop after so many checks without a lower loss."),
     option("--check-every", type=int, default=20, show_default=True, help="Steps between checks."),
     option("--max-seconds", type=float, help="Stop at the first step boundary after this time."),
+    option("--factors", type=int, default=8, show_default=True, help="Vectors of the fm."),
+    option("--hash-names", is_flag=True, help="Features of logistic and fm are names."),
+    option(
+        "--test",
+        type=click.Path(dir_okay=False, exists=True, path_type=Path),
+        help="Rows to test logistic and fm with.",
+    ),
 )
 
 # Training with local steps: flag, field of LocalSteps, type, help.
@@ -138,8 +157,9 @@ def local_steps(settings: dict[str, Any]) -> LocalSteps | None:
 @click.command(
     epilog="Examples:  aiops train softmax --data digits --servers 2 --workers 4 --steps 200"
     "  |  aiops train linear --data houses.csv --target price --scheduler 127.0.0.1:9070"
+    "  |  aiops train logistic --data clicks.libsvm --test later.libsvm --l1 0.01 --workers 2"
 )
-@click.argument("model", type=click.Choice(list(MODELS)))
+@click.argument("model", type=click.Choice([*MODELS, *SPARSE_MODELS]))
 @option("--data", default="digits", show_default=True, help="digits, or a .csv .npz .libsvm file.")
 @option("--target", help="What to predict: a column of the csv file, an array of the npz file.")
 @option("--servers", type=click.IntRange(min=1), help="Servers to start.  [default: 1]")
@@ -180,16 +200,26 @@ def train(
 
     With --scheduler this process joins a running cluster as one worker instead.
     """
-    settings["hidden"] = _layers(settings["hidden"])
-    local = local_steps(settings)
-    task = Task(data, target, TrainConfig(model=model, local=local, **settings))
+    own = {flag: settings.pop(flag) for flag in SPARSE_ONLY}
+    task: Task | SparseTask
+    if model in SPARSE_MODELS:
+        given = settings | {"target": target, "trace": trace}
+        task = sparse_task(model, data, own, given, set(filter(_typed, given)))
+    else:
+        for flag in filter(_typed, own):
+            raise click.UsageError(f"--{flag.replace('_', '-')}: only for logistic and fm")
+        settings["hidden"] = _layers(settings["hidden"])
+        local = local_steps(settings)
+        task = Task(data, target, TrainConfig(model=model, local=local, **settings))
     if scheduler is not None:
-        for flag, given in (("servers", servers), ("workers", workers), ("trace", trace)):
-            if given is not None and _typed(flag):
+        for flag, value in (("servers", servers), ("workers", workers), ("trace", trace)):
+            if value is not None and _typed(flag):
                 raise click.UsageError(
                     f"--{flag} is for a cluster started here; not with --scheduler"
                 )
         seat = Seat(scheduler_address(scheduler, cluster), name, quiet, as_json)
+        if isinstance(task, SparseTask):
+            return aiops.run(train_sparse_as_worker(task, seat))
         return aiops.run(train_as_worker(task.data, task.target, task.config, seat))
     if name is not None and _typed("name"):
         raise click.UsageError("--name is for a worker of a running cluster; give --scheduler too")
@@ -204,6 +234,8 @@ def train(
         trace=trace is not None,
         log_options=log_flags(click.get_current_context().params),
     )
+    if isinstance(task, SparseTask):
+        return train_sparse_on_cluster(plan, task, quiet=quiet, as_json=as_json)
     return train_on_cluster(plan, task, trace, quiet=quiet, as_json=as_json)
 
 

@@ -1,0 +1,151 @@
+"""Batches of a `.libsvm` file, read as they are needed: the file may be larger than memory.
+
+`label index:value index:value ... # comment` on each line; a label above 0 is a click, any other
+none. Every worker reads its own part of the bytes, cut at line ends. Each row gets one feature
+more, the same in all, for the intercept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aiops.errors import DataError
+from aiops_protocol.key_list import KEY_END, Keys, mix
+from aiops_protocol.payload import Float32Array
+
+__all__ = ["INTERCEPT", "Batch", "batches"]
+
+INTERCEPT: Final = KEY_END - 1
+"""The key of the feature that every row has; no index of the file may be this."""
+
+LINE_BYTES_MAX: Final = 1 << 20
+"""A longer line is no example, and must not decide how much memory is taken."""
+
+
+class Batch(NamedTuple):
+    """Some rows of a file.
+
+    `keys` are the features in them, sorted, each once. An entry is one feature of one row: of row
+    `rows[i]` the feature `keys[places[i]]`, with `values[i]`; entries are sorted by row.
+    """
+
+    labels: Float32Array
+    keys: Keys
+    rows: NDArray[np.int64]
+    places: NDArray[np.int64]
+    values: Float32Array
+
+
+def batches(
+    path: Path, size: int, *, part: int = 0, parts: int = 1, hash_names: bool = False
+) -> Iterator[Batch]:
+    """Iterate over the rows of one part of a file, so many at a time.
+
+    Parameters
+    ----------
+    path
+        The file.
+    size
+        Rows of a batch; the last one may have fewer.
+    part, parts
+        Which of how many parts, which are equal in bytes.
+    hash_names
+        Take what stands before a colon for a name and not for a number: its key is a hash.
+
+    Raises
+    ------
+    DataError
+        The file cannot be read, or a line breaks the grammar; names the file and the byte.
+    """
+    try:
+        with path.open("rb") as file:
+            length = file.seek(0, 2)
+            begin, end = length * part // parts, length * (part + 1) // parts
+            file.seek(max(begin - 1, 0))
+            if begin:
+                file.readline()  # it began in the part before
+            at = file.tell()
+            lines: list[bytes] = []
+            first = at
+            while at < end and (line := file.readline(LINE_BYTES_MAX)):
+                if len(line) == LINE_BYTES_MAX:
+                    raise DataError(f"{path}, at byte {at}: a line of over {LINE_BYTES_MAX} bytes")
+                first = first if lines else at
+                at += len(line)
+                content = line.partition(b"#")[0]
+                if content.strip():
+                    lines.append(content)
+                if len(lines) == size:
+                    yield _parsed(path, first, lines, hash_names)
+                    lines = []
+            if lines:
+                yield _parsed(path, first, lines, hash_names)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _parsed(path: Path, first: int, lines: list[bytes], hash_names: bool) -> Batch:
+    try:
+        return _batch(lines, hash_names)
+    except (ValueError, OverflowError):
+        pass
+    for line in lines:  # once more, to say which it is
+        try:
+            _batch([line], hash_names)
+        except (ValueError, OverflowError) as error:
+            shown = line[:60].decode("utf-8", "replace").strip()
+            raise DataError(f"{path}, after byte {first}: {shown!r}: {error}") from None
+    raise DataError(f"{path}, after byte {first}: the lines are no examples")
+
+
+def _batch(lines: list[bytes], hash_names: bool) -> Batch:
+    counts = np.array([line.count(b":") for line in lines])
+    fields = np.array([len(line.split()) for line in lines])
+    if not (fields == counts + 1).all():
+        raise ValueError("a line is a label and then index:value pairs")
+    tokens = np.array(b" ".join(lines).replace(b":", b" ").split())
+    if tokens.size != int((1 + 2 * counts).sum()):
+        raise ValueError("an index or a value is missing")
+    starts = np.cumsum(1 + 2 * counts) - (1 + 2 * counts)
+    is_feature = np.ones(tokens.size, np.bool_)
+    is_feature[starts] = False
+    labels = tokens[starts].astype(np.float64)
+    pairs = tokens[is_feature].reshape(-1, 2)
+    values = pairs[:, 1].astype(np.float64).astype(np.float32)
+    if not (np.isfinite(labels).all() and np.isfinite(values).all()):
+        raise ValueError("a label or a value is not finite")
+    features = _hashed(pairs[:, 0]) if hash_names else _numbers(pairs[:, 0])
+    rows = np.repeat(np.arange(len(lines)), counts + 1)
+    last = np.cumsum(counts + 1) - 1  # of each row: the intercept
+    every = np.full(rows.size, INTERCEPT, np.uint64)
+    amounts = np.ones(rows.size, np.float32)
+    given = np.ones(rows.size, np.bool_)
+    given[last] = False
+    every[given], amounts[given] = features, values
+    keys, places = np.unique(every, return_inverse=True)
+    return Batch((labels > 0).astype(np.float32), keys, rows, places.reshape(-1), amounts)
+
+
+def _numbers(tokens: NDArray[np.bytes_]) -> Keys:
+    if tokens.size and (np.char.startswith(tokens, b"-").any()):
+        raise ValueError("an index is below 0")
+    numbers: Keys = tokens.astype(np.uint64)
+    if numbers.size and int(numbers.max()) >= INTERCEPT:
+        raise ValueError(f"an index is above {INTERCEPT - 1}")
+    return numbers
+
+
+def _hashed(names: NDArray[np.bytes_]) -> Keys:
+    """Hash names of any length, eight bytes at a time; the intercept's key is never one."""
+    words = max(1, -(-names.dtype.itemsize // 8))
+    table = names.astype(f"S{8 * words}").view("<u8").reshape(-1, words)
+    keys = np.zeros(names.size, np.uint64)
+    for column in table.T:
+        # A name that ends earlier goes on with zeros; those must not change its hash.
+        keys = np.where(column == 0, keys, mix(keys ^ column))
+    return np.minimum(keys, np.uint64(INTERCEPT - 1))
