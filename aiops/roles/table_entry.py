@@ -138,6 +138,8 @@ class TableEntry(msgspec.Struct):
             "layout": self.spec.layout,
             "optimizer": self.spec.optimizer,
             "consistency": self.spec.consistency,
+            "compression": self.spec.compression,
+            "pull_compression": self.spec.pull_compression,
             "state": self.state.value,
             "ranges": [self._describe_part(part) for part in self.parts],
         }
