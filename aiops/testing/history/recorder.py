@@ -161,8 +161,10 @@ class Recorder:
     def opened(self, opened: TableOpened, *, takes_part: bool) -> None:
         """Note a table that was opened."""
         spec = opened.spec
-        # Of a replica no more can be said than that it is the same for everybody.
-        if spec.name in self._values_of and not spec.pull_compression:
+        # Of a replica no more can be said than that it is the same for everybody; rows of sparse
+        # tables have no places that values could be compared at.
+        plain = spec.layout == "dense" and not spec.pull_compression
+        if spec.name in self._values_of and plain:
             self._values.add(opened.table)
         init = spec.init.get("value") if spec.init_kind == "constant" else None
         settings = spec.consistency_settings
