@@ -80,7 +80,7 @@ async def train(worker: aiops.Worker, data: Data, rounds: int, filtering: bool) 
         if not filtering:
             active = np.arange(keys.size)
         await table.push(keys[active], gradient[active, None])
-    counted = worker.customer.bytes
+    counted = worker.main_customer.bytes
     push = counted.push_sent + counted.push_received
     pull = counted.pull_sent + counted.pull_received
     final = (await table.pull(np.arange(FEATURES)))[:, 0]
