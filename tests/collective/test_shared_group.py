@@ -330,6 +330,23 @@ async def test_arrays_give_their_memory_back_here_and_there() -> None:
         assert len(set(seen)) == 1, "each time more is left"
 
 
+@pytest.mark.parametrize("kept", [0, 1 << 30])
+async def test_pages_for_very_large_ordinary_arrays_are_not_kept(
+    kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aiops.collective.shared.group.STAGED_BYTES_KEPT", kept)
+    async with members(2) as them:
+        for _ in range(2):  # the second time with pages of its own again, or with the same
+            arrays = numbers(2, LARGE)
+            expected = left_fold(arrays)
+            await them.all(all_reduce(LARGE), arrays)
+            assert {array.tobytes() for array in arrays} == {expected.tobytes()}
+        await them.all(all_reduce(10), numbers(2, 10))
+        await turns()
+        staged = [group._staged.array.size for group in them.groups]
+        assert all(size > 0 for size in staged) == bool(kept)
+
+
 async def test_nothing_is_left_of_a_group() -> None:
     gc.collect()
     files, maps = open_files(), mappings()

@@ -48,6 +48,10 @@ BLOCK_BYTES: Final = 128 * 1024
 """What is combined at a time: the result of a block is still in the cache when the next operand
 comes."""
 
+STAGED_BYTES_KEPT: Final = 256 * 1024 * 1024
+"""Ordinary arrays are copied into pages that are kept for the next one up to this size: fresh pages
+cost more than the copy. `Arena.empty` needs none of it."""
+
 TURN_BYTES: Final = 8 * 1024 * 1024
 """How much is combined or copied before the event loop has a turn: about 1 ms."""
 
@@ -264,6 +268,9 @@ class SharedGroup:
         self._tell(Board.VOTED, number)
         await self._until(partial(self._all, Board.VOTED, number), number)
         self.done = number
+        if self._staged.array.size > STAGED_BYTES_KEPT:
+            self._dropped.append(self._staged.number)
+            self._staged = _Private()
         await self._gather(call, flat, spans, number)
 
     def _compare(self, call: Call, number: int) -> None:
