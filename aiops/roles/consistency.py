@@ -153,6 +153,9 @@ class Rule(ABC):
     def settle(self, rank: int, verdict: Mark) -> None:  # noqa: B027
         """Apply what all shards together know of a worker that is gone."""
 
+    def acquit(self, rank: int) -> None:  # noqa: B027
+        """Note that the verdict on a lost worker says nothing of this table."""
+
     def validate(self) -> None:  # noqa: B027
         """Check what must always hold."""
 

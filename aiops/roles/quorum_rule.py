@@ -233,11 +233,10 @@ class QuorumRule(Rule):
 
     def lose(self, rank: int) -> Mark | None:
         """Wait for it no more; what it has not sealed at the lead is discarded by the verdict."""
-        sealed = self.rounds.leave(rank)
-        if sealed is None:
-            return None
+        # Also one that has left in order here: the lead may not have heard of it.
         self._lost[rank] = None
-        return Mark(sealed, 0) if self.rounds.leads else None
+        sealed = self.rounds.leave(rank)
+        return Mark(sealed, 0) if self.rounds.leads and sealed is not None else None
 
     def settle(self, rank: int, verdict: Mark) -> None:
         """Discard what a lost worker had not sealed; one that left in order has nothing such."""
@@ -250,6 +249,10 @@ class QuorumRule(Rule):
                 if key in self._assignments:
                     self._drop_assignment(key)
                 self._drop(key)
+
+    def acquit(self, rank: int) -> None:
+        """Keep all that a lost worker gave: it had left in order, as the lead knows."""
+        self._lost.pop(rank, None)
 
     def validate(self) -> None:
         """Check what must always hold."""

@@ -29,7 +29,7 @@ from aiops.roles.losses import marks_of, told_of
 from aiops.roles.memory import Budget, shard_bytes
 from aiops.roles.quorum import Share
 from aiops.roles.rounds import NOTHING_SEALED, Mark
-from aiops.roles.rules import ROUNDS, check_consistency, places, rule_for
+from aiops.roles.rules import ROUNDS, check_consistency, has_lead, places, rule_for
 from aiops.roles.served_table import ServedTable
 from aiops.roles.shards import AnyShard
 from aiops.roles.table_entry import check_layout
@@ -78,6 +78,7 @@ class ServerCore:
         self._budget = Budget(memory_limit_bytes)
         self._lists = KeyCache()
         self._reserved: dict[int, int] = {}  # bytes per table, without the places of latecomers
+        self._deciding: dict[int, ServedTable] = {}  # whose rounds may close by time
         self._callers: dict[int, Caller] = {}
         self._connections = 0  # that there have ever been
         self._newest: dict[int, int] = {}  # rank: lowest incarnation that may speak
@@ -222,7 +223,9 @@ class ServerCore:
 
     def next_deadline(self) -> float | None:
         """When a round closes without those who are late: `tick` should be called then."""
-        deadlines = [table.rule.deadline for table in self.tables.values()]
+        if not self._deciding:
+            return None
+        deadlines = [table.rule.deadline for table in self._deciding.values()]
         return min((at for at in deadlines if at is not None), default=None)
 
     # --- orders of the scheduler ---
@@ -360,10 +363,13 @@ class ServerCore:
             epoch=self.epoch,
             alone=order.parts == 1,
         )
+        if has_lead(spec) and order.part == 0:
+            self._deciding[order.table] = self.tables[order.table]
         fields: dict[str, object] = {"table": spec.name, "begin": order.begin, "end": order.end}
         return [Tell(ShardReady(table=order.table)), Note("shard_opened", fields)]
 
     def _discard(self, table_id: int) -> list[Action]:
+        self._deciding.pop(table_id, None)
         table = self.tables.pop(table_id, None)
         if table is not None:
             self._budget.give(self._reserved.pop(table_id))
@@ -395,8 +401,10 @@ class ServerCore:
     def _settle(self, worker: int, sealed: dict[int, Mark]) -> list[Action]:
         incarnation = self._lost.pop(worker, None)
         if incarnation is not None:
-            for table in self.tables.values():
+            for number, table in self.tables.items():
                 table.forget(worker, incarnation)
+                if number not in sealed:
+                    table.rule.acquit(worker)
         actions: list[Action] = []
         for table_id, mark in sealed.items():
             settled = self.tables.get(table_id)

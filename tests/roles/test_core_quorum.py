@@ -189,7 +189,7 @@ policies = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=max(200, settings().max_examples))
+@settings(max_examples=max(120, settings().max_examples))
 @given(
     seed=st.integers(0, 2**32 - 1),
     servers=st.integers(1, 4),

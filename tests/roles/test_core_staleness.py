@@ -124,7 +124,7 @@ def run(
     return story
 
 
-@settings(max_examples=max(150, settings().max_examples))
+@settings(max_examples=max(100, settings().max_examples))
 @given(
     seed=st.integers(0, 2**32 - 1),
     staleness=st.integers(0, 4),

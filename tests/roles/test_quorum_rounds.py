@@ -211,6 +211,23 @@ def test_what_a_lost_worker_has_sealed_at_the_lead_counts(sealed: bool) -> None:
     assert values_of(reply(served.pull(0, clock=1))) == [3.0 if sealed else 1.0] * 2
 
 
+@pytest.mark.parametrize("lead_knows", [True, False])
+def test_who_has_left_here_may_not_have_left_at_the_lead(lead_knows: bool) -> None:
+    """Its last seals came here, and it died before they came to the lead."""
+    served = quorum(workers=(0, 1), minimum=2)
+    rule: Any = served.table.rule
+    rule.rounds.leads = False
+    served.push(1, [5, 5])
+    served.seal(1, 0)
+    served.seal(1, 1, FINAL)
+    served.core.order(DeathQuery(worker=1, incarnation=1), 0.0)
+    verdict = {} if lead_knows else {1: (0, 0)}
+    served.core.order(DeathVerdict(worker=1, sealed=verdict), 0.0)
+    assert list(rule._contributions) == ([(1, 0)] if lead_knows else [])
+    served.core.order(DeathVerdict(worker=1, sealed={1: (0, 0)}), 0.0)  # another one, that finished
+    assert list(rule._contributions) == ([(1, 0)] if lead_knows else [])
+
+
 def test_who_comes_late_enters_at_an_agreed_round() -> None:
     served = quorum(workers=(0, 1), minimum=1, grace_s=0)
     served.core.order(RoundHold(table=1, worker=2), 0.0)
