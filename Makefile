@@ -84,16 +84,16 @@ sim: $(VENV)/.dev  ## AIOPS_SEEDS simulated clusters per scenario, under faults 
 	$(BIN)/aiops simulate --seeds $(AIOPS_SEEDS)
 
 mutants: $(VENV)/.dev  ## plant bugs, each of which the simulator must find
-	$(BIN)/python -m pytest tests/simulation/test_mutants.py --all-mutants -q
+	$(BIN)/python -m pytest -o faulthandler_timeout=3600 tests/simulation/test_mutants.py --all-mutants -q
 
 chaos: $(VENV)/.dev  ## train digits over cuts, jitter and black holes; minutes
-	AIOPS_TEST_GUARD_S=3600 $(BIN)/python -m pytest tests/integration/test_chaos_training.py --chaos -q -s
+	AIOPS_TEST_GUARD_S=3600 $(BIN)/python -m pytest -o faulthandler_timeout=3600 tests/integration/test_chaos_training.py --chaos -q -s
 
 conservation: $(VENV)/.dev  ## five rounds of real processes that are killed and cut off: each push counts once
-	$(BIN)/python -m pytest tests/integration/test_real_conservation.py --conservation -q -s
+	$(BIN)/python -m pytest -o faulthandler_timeout=3600 tests/integration/test_real_conservation.py --conservation -q -s
 
 soak: $(VENV)/.dev  ## 100,000 pushes and 5,000 reconnections: nothing may pile up; minutes
-	AIOPS_TEST_GUARD_S=3600 $(BIN)/python -m pytest tests/integration/test_soak.py --soak -q -s
+	AIOPS_TEST_GUARD_S=3600 $(BIN)/python -m pytest -o faulthandler_timeout=3600 tests/integration/test_soak.py --soak -q -s
 
 kill-matrix: $(VENV)/.dev  ## kill, stop and end each kind of process; what the others see
 	$(BIN)/python -m pytest tests/integration/test_kill_matrix.py --kill-matrix -q
