@@ -8,6 +8,7 @@ by direct method calls on the data path (`request`), everything else by messages
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -51,6 +52,7 @@ from aiops_protocol.control import (
     Shutdown,
     StopAt,
     TableReport,
+    TableSpec,
 )
 from aiops_protocol.errors import ErrorCode
 from aiops_protocol.frames import Call, Flag, Pull, Query, Request, Seal
@@ -324,13 +326,7 @@ class ServerCore:
         )
         needed = sum(parts.values())
         if not self._budget.take(needed):
-            text = (
-                f"table {spec.name} needs {needed} bytes on this server ("
-                + ", ".join(f"{part} {size}" for part, size in parts.items() if size)
-                + f"); {self.memory_bytes} of {self.memory_limit_bytes} are taken: add servers or "
-                "raise the memory limit"
-            )
-            return [_not_ready(order.table, ErrorCode.OUT_OF_MEMORY, text)]
+            return [_not_ready(order.table, ErrorCode.OUT_OF_MEMORY, self._no_room(spec, parts))]
         finite = not spec.allow_nonfinite
         shard: AnyShard
         if sparse:
@@ -367,6 +363,15 @@ class ServerCore:
             self._deciding[order.table] = self.tables[order.table]
         fields: dict[str, object] = {"table": spec.name, "begin": order.begin, "end": order.end}
         return [Tell(ShardReady(table=order.table)), Note("shard_opened", fields)]
+
+    def _no_room(self, spec: TableSpec, parts: Mapping[str, int]) -> str:
+        """Say what a table would need, and what there is."""
+        return (
+            f"table {spec.name} needs {sum(parts.values())} bytes on this server ("
+            + ", ".join(f"{part} {size}" for part, size in parts.items() if size)
+            + f"); {self.memory_bytes} of {self.memory_limit_bytes} are taken: add servers or "
+            "raise the memory limit"
+        )
 
     def _discard(self, table_id: int) -> list[Action]:
         self._deciding.pop(table_id, None)
