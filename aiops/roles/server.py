@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import Final
 
 import msgspec
-import numpy as np
 
 from aiops.compression import codec_from
 from aiops.compression.auto import AUTO
@@ -32,9 +31,8 @@ from aiops.roles.quorum import Share
 from aiops.roles.rounds import NOTHING_SEALED, Mark
 from aiops.roles.rules import ROUNDS, check_consistency, has_lead, places, rule_for
 from aiops.roles.served_table import ServedTable
-from aiops.roles.shards import AnyShard
+from aiops.roles.shards import shard_for
 from aiops.roles.table_entry import check_layout
-from aiops.shard import Shard
 from aiops.sparse import SparseShard
 from aiops_protocol.control import (
     ClusterState,
@@ -327,27 +325,7 @@ class ServerCore:
         needed = sum(parts.values())
         if not self._budget.take(needed):
             return [_not_ready(order.table, ErrorCode.OUT_OF_MEMORY, self._no_room(spec, parts))]
-        finite = not spec.allow_nonfinite
-        shard: AnyShard
-        if sparse:
-            assert initializer is not None
-            shard = SparseShard(
-                order.begin,
-                order.end,
-                spec.shape[0],
-                hashed=spec.layout == "hashed",
-                optimizer=optimizer,
-                initializer=initializer,
-                memory=self._budget,
-                finite=finite,
-            )
-        else:
-            values = (
-                np.zeros(elements, np.float32)
-                if initializer is None
-                else initializer.fill(order.begin, order.end)
-            )
-            shard = Shard(order.begin, order.end, optimizer, values, finite=finite)
+        shard = shard_for(order, optimizer, initializer, self._budget)
         rule = rule_for(spec, shard, list(order.workers), self._budget, leads=order.part == 0)
         self._reserved[order.table] = needed
         self.tables[order.table] = ServedTable(

@@ -8,9 +8,12 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from aiops.contribution import Assignment, Contribution
+from aiops.init import Initializer
 from aiops.optim import Optimizer
 from aiops.reduction import Reduction
-from aiops.sparse import SparseAssignment, SparseContribution, SparseShard
+from aiops.shard import Shard
+from aiops.sparse import Memory, SparseAssignment, SparseContribution, SparseShard
+from aiops_protocol.control import OpenShard
 from aiops_protocol.frames import Request
 from aiops_protocol.payload import Float32Array
 
@@ -23,6 +26,7 @@ __all__ = [
     "assignment_for",
     "contribution_for",
     "nothing_from",
+    "shard_for",
 ]
 
 Where: TypeAlias = Any
@@ -116,6 +120,36 @@ class AnyAssignment(Protocol):
     def reset(self) -> None:
         """Keep nothing."""
         ...
+
+
+def shard_for(
+    order: OpenShard, optimizer: Optimizer, initializer: Initializer | None, memory: Memory
+) -> AnyShard:
+    """Make the part of a new table that a server is to hold.
+
+    Parameters
+    ----------
+    initializer
+        `None` if a worker will bring the values, which only a dense table allows.
+    memory
+        Where the rows of a sparse table come from; a dense one has its place already.
+    """
+    spec, begin, end = order.spec, order.begin, order.end
+    finite = not spec.allow_nonfinite
+    if spec.layout == "dense":
+        filled = initializer.fill(begin, end) if initializer else np.zeros(end - begin, np.float32)
+        return Shard(begin, end, optimizer, filled, finite=finite)
+    assert initializer is not None
+    return SparseShard(
+        begin,
+        end,
+        spec.shape[0],
+        hashed=spec.layout == "hashed",
+        optimizer=optimizer,
+        initializer=initializer,
+        memory=memory,
+        finite=finite,
+    )
 
 
 def contribution_for(shard: AnyShard) -> AnyContribution:
