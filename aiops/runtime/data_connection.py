@@ -173,7 +173,8 @@ class DataConnection:
         if goodbye is not None and goodbye.code == ErrorCode.STALE_INCARNATION:
             # Known to this server before the scheduler could tell: it is out of reach, perhaps.
             self._postoffice.given_up(str(self), goodbye.text)
-        elif goodbye is not None and goodbye.code in FINAL_CODES:
+        elif goodbye is not None and goodbye.code in FINAL_CODES and self._postoffice.reachable:
+            # Without a scheduler servers end, too; the blame for that is not theirs.
             self._fail(f"{self} ended the connection: {goodbye.text}")
         else:
             self.trouble = _why(error, goodbye)
