@@ -176,9 +176,21 @@ def check_layout(spec: TableSpec) -> None:
 
 
 def difference(first: TableSpec, second: TableSpec) -> str:
-    """Say in which settings two specs differ, existing value first."""
+    """Say in which settings two specs differ, existing value first.
+
+    Between a sparse and a dense table that is all: what else differs follows from it.
+    """
+    if (first.layout == "dense") != (second.layout == "dense"):
+        call = "table" if first.layout == "dense" else "sparse_table"
+        return f"it is {_kind(first)}, not {_kind(second)}; open it by worker.{call}"
     return "; ".join(
         f"{field} is {getattr(first, field)}, not {getattr(second, field)}"
         for field in first.__struct_fields__
         if getattr(first, field) != getattr(second, field)
     )
+
+
+def _kind(spec: TableSpec) -> str:
+    if spec.layout == "dense":
+        return f"a dense table of shape {spec.shape}"
+    return f"a sparse table of width {spec.shape[0]} and layout {spec.layout}"

@@ -254,6 +254,22 @@ async def test_settings_that_cannot_be() -> None:
             await worker.sparse_table("d")
 
 
+async def test_the_other_kind_of_a_name_is_refused_by_its_kind() -> None:
+    """Also by a worker that has not opened it, and whatever else differs."""
+    sparse = "a sparse table of width 4 and layout hashed"
+    dense = r"a dense table of shape \[3, 2\]"
+    async with local_job() as cluster, cluster.connect() as first, cluster.connect() as second:
+        await first.sparse_table("s", 4, optimizer=FTRL(lr=0.1), consistency=ASP())
+        await first.table("d", (3, 2))
+        for worker in (first, second):
+            words = f"^table s exists .*: it is {sparse}, not {dense}; .* worker.sparse_table$"
+            with pytest.raises(TableMismatch, match=words):
+                await worker.table("s", (3, 2))
+            words = f"^table d exists .*: it is {dense}, not {sparse}; .* worker.table$"
+            with pytest.raises(TableMismatch, match=words):
+                await worker.sparse_table("d", 4, optimizer=FTRL(lr=0.1), consistency=ASP())
+
+
 async def test_a_server_without_memory_refuses_new_rows_and_lives_on() -> None:
     async with local_job() as cluster, cluster.connect() as worker:
         budget = cluster.servers[0]._core._budget
