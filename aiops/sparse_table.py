@@ -150,7 +150,12 @@ class SparseTable:
     # --- writing ---
 
     async def push(
-        self, keys: Wanted, gradient: Float32Array, *, timeout_s: float | None = None
+        self,
+        keys: Wanted,
+        gradient: Float32Array,
+        *,
+        weight: float | None = None,
+        timeout_s: float | None = None,
     ) -> PushResult:
         """Send gradients (or deltas) of rows; returns when all parts are acknowledged.
 
@@ -161,6 +166,9 @@ class SparseTable:
             before it leaves.
         gradient : ndarray of float32, shape (len(keys), width)
             Copied by the call, before anything is sent.
+        weight
+            How much this worker's contribution counts in the mean of the round, for example the
+            number of its samples; see `Table.push`.
         timeout_s
             Seconds until the whole call gives up; see `Table.pull`.
 
@@ -171,8 +179,8 @@ class SparseTable:
         Raises
         ------
         UsageError
-            What is no key, a wrong shape or dtype, NaN or infinity, a finished worker. Nothing was
-            sent.
+            What is no key, a wrong shape or dtype, NaN or infinity, a weight that cannot be, a
+            finished worker. Nothing was sent.
         RequestTimeout
             No answer in time: the push may or may not take effect, but never twice.
         NodeFailed, RequestRejected, RemoteError
@@ -184,7 +192,7 @@ class SparseTable:
         On cancellation the push still happens whole; or not at all, if nothing of it had left. The
         next `tick` waits for it.
         """
-        return await self._change(Push, keys, gradient, timeout_s, "push")
+        return await self._change(Push, keys, gradient, timeout_s, "push", weight)
 
     async def assign(
         self, keys: Wanted, values: Float32Array, *, timeout_s: float | None = None
@@ -203,6 +211,7 @@ class SparseTable:
         array: Float32Array,
         timeout_s: float | None,
         verb: str,
+        weight: float | None = None,
     ) -> PushResult:
         core = self.core
         core.writes.check_open(verb)
@@ -215,6 +224,8 @@ class SparseTable:
         shape = (chosen.order.size, self.width)
         flat = check_array(array, shape, what, allow_nonfinite=core.allow_nonfinite)
         rows = chosen.gathered(flat.reshape(shape))
+        if weight is not None:
+            core.place.weigh(weight)
         operation = core.writes.cut(kind, rows.reshape(-1), chosen.choice, timeout_s, verb=verb)
         if kind is Push:
             core.place.contribute()

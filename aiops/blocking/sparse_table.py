@@ -78,10 +78,15 @@ class SparseTable:
         return self._loop.call(self._table.pull, keys, out=out, timeout_s=timeout_s)
 
     def push(
-        self, keys: Wanted, gradient: Float32Array, *, timeout_s: float | None = None
+        self,
+        keys: Wanted,
+        gradient: Float32Array,
+        *,
+        weight: float | None = None,
+        timeout_s: float | None = None,
     ) -> PushResult:
         """Send gradients of rows; see `aiops.SparseTable.push`."""
-        return self._loop.call(self._table.push, keys, gradient, timeout_s=timeout_s)
+        return self._loop.call(self._table.push, keys, gradient, weight=weight, timeout_s=timeout_s)
 
     def assign(
         self, keys: Wanted, values: Float32Array, *, timeout_s: float | None = None
