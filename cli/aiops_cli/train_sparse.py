@@ -17,6 +17,7 @@ import click
 
 import aiops
 from aiops.trainers.sparse import SparseConfig, batches, train_sparse
+from aiops.trainers.sparse.time_spent import shares, verdict
 from aiops_cli.console import print_json, shared_console
 from aiops_cli.launch import Plan, run_cluster, worker_environment
 from aiops_cli.supervisor import Program, lines_to
@@ -120,9 +121,18 @@ async def _train(plan: Plan, task: SparseTask, *, quiet: bool, as_json: bool) ->
         return code
     reports = [json.loads(b"".join(lines).splitlines()[-1]) for lines in accounts.values()]
     (merged,) = (report for report in reports if report["test_auc"] is not None)
+    time_s = {
+        phase: sum(report["time_s"][phase] for report in reports) for phase in merged["time_s"]
+    }
+    processor_s = sum(report["processor_s"] for report in reports)
+    seconds = max(report["seconds"] for report in reports)
     merged |= {
         "steps": max(report["steps"] for report in reports),
-        "seconds": max(report["seconds"] for report in reports),
+        "seconds": seconds,
+        "time_s": time_s,
+        "processor_s": processor_s,
+        "time_spent": shares(time_s, "the workers'"),
+        "one_process": verdict(time_s, processor_s, seconds),
         "train_loss": merged["train_log_loss"],
         "test_loss": merged["test_log_loss"],
         "workers": plan.workers,
@@ -147,13 +157,22 @@ def _print(account: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(account)
     elif account["test_auc"] is None:
-        print(f"{account['steps']} steps in {account['seconds']:.1f} s", flush=True)
+        print(_last_lines(account), flush=True)
     else:
         zero = 1 - account["nonzero"] / max(account["features"], 1)
         print(
             f"test AUC {account['test_auc']:.4f}, log-loss {account['test_log_loss']:.4f} "
             f"(train {account['train_log_loss']:.4f})\n"
             f"{account['features']:,} features, {zero:.1%} of the weights are zero\n"
-            f"{account['steps']} steps in {account['seconds']:.1f} s",
+            f"{_last_lines(account)}",
             flush=True,
         )
+
+
+def _last_lines(account: dict[str, Any]) -> str:
+    """Say how long it took, and what the time went to."""
+    spent = account.get("time_spent") or shares(account["time_s"], "this worker's")
+    lines = [f"{account['steps']} steps in {account['seconds']:.1f} s", spent]
+    if "one_process" in account:
+        lines.append(account["one_process"])
+    return "\n".join(lines)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from time import perf_counter
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -16,6 +15,7 @@ from aiops.trainers.sparse.config import SparseConfig
 from aiops.trainers.sparse.metrics import area_under_curve, log_loss
 from aiops.trainers.sparse.models import SparseModel
 from aiops.trainers.sparse.stream import batches
+from aiops.trainers.sparse.time_spent import Stopwatch
 from aiops.worker import Worker
 from aiops_protocol.key_list import Keys
 from aiops_protocol.payload import Float32Array
@@ -34,12 +34,16 @@ class SparseReport(NamedTuple):
 
     `train_log_loss` is of this worker's last pass, each row before it was learned from. Without a
     test file the numbers of the test are those of the training rows. `nonzero` counts the features
-    with a weight other than zero, of `features` in the training rows.
+    with a weight other than zero, of `features` in the training rows. `time_s` says what this
+    worker's `seconds` went to: `read`, `compute`, `pull`, `push`, `tick`; `processor_s` is what a
+    processor worked for the first two.
     """
 
     train_log_loss: float
     steps: int
     seconds: float
+    time_s: dict[str, float]
+    processor_s: float
     test_auc: float | None = None
     test_log_loss: float | None = None
     features: int | None = None
@@ -80,7 +84,7 @@ async def train_sparse(
         optimizer=config.make_optimizer(),
         consistency=consistency_from(config.consistency),
     )
-    started_at = perf_counter()
+    watch = Stopwatch()
     steps, loss = 0, float("nan")
     for epoch in range(config.epochs):
         seen: list[tuple[float, int]] = []
@@ -91,24 +95,32 @@ async def train_sparse(
             parts=worker.world_size,
             hash_names=config.hash_names,
         ):
+            watch.lap("read")
             weights = await table.pull(batch.keys)
+            watch.lap("pull")
             scores, gradient = model.learn(weights, batch)
             seen.append((log_loss(batch.labels, scores), scores.size))
+            watch.lap("compute")
             await table.push(batch.keys, gradient)
+            watch.lap("push")
             await worker.tick()
+            watch.lap("tick")
             steps += 1
             if steps % 100 == 0:
                 show(f"epoch {epoch + 1} of {config.epochs}, step {steps}: loss {_mean(seen):.4f}")
         loss = _mean(seen)
+    watch.lap("read")
     await worker.finish()
-    seconds = perf_counter() - started_at
+    watch.lap("tick")
+    seconds = sum(watch.time_s.values())
+    own = SparseReport(loss, steps, seconds, watch.time_s, watch.processor_s)
     await _all_finished(worker)
     if worker.rank:
-        return SparseReport(loss, steps, seconds)
+        return own
     labels, predicted, _ = await _predict(table, model, test or data, config)
     _, _, (features, nonzero) = await _predict(table, model, data, config, counting=True)
     auc, test_loss = area_under_curve(labels, predicted), log_loss(labels, predicted)
-    return SparseReport(loss, steps, seconds, auc, test_loss, features, nonzero)
+    return own._replace(test_auc=auc, test_log_loss=test_loss, features=features, nonzero=nonzero)
 
 
 async def _all_finished(worker: Worker) -> None:
