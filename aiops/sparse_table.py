@@ -224,11 +224,10 @@ class SparseTable:
         shape = (chosen.order.size, self.width)
         flat = check_array(array, shape, what, allow_nonfinite=core.allow_nonfinite)
         rows = chosen.gathered(flat.reshape(shape))
-        if weight is not None:
-            core.place.weigh(weight)
+        weight = core.place.weighed(weight)
         operation = core.writes.cut(kind, rows.reshape(-1), chosen.choice, timeout_s, verb=verb)
         if kind is Push:
-            core.place.contribute()
+            core.place.contribute(weight)
         clock = core.place.clock
         await core.writes.perform(operation)
         return push_result(core, operation, clock)

@@ -318,11 +318,10 @@ class Table(FunctionCalls):
         core.writes.check_open(verb)
         if timeout_s is not None:
             timeout_s = check_timeout(timeout_s, f"{verb} to {core.title}")
-        if weight is not None:
-            core.place.weigh(weight)
+        weight = core.place.weighed(weight)
         operation = core.writes.plan(kind, array, rows, timeout_s, verb=verb)
         if kind is Push:
-            core.place.contribute()
+            core.place.contribute(weight)
         clock = core.place.clock
         await core.writes.perform(operation, level)
         return push_result(core, operation, clock)
@@ -347,11 +346,10 @@ class Table(FunctionCalls):
                 f"push_soon to {core.title}: {PUSH_SOON_MAX} pushes are in flight; await one of "
                 "them, table.flush() or worker.tick()"
             )
-        if weight is not None:
-            core.place.weigh(weight)
+        weight = core.place.weighed(weight)
         operation = core.writes.plan(Push, gradient, None, None, verb="push_soon", copied=True)
         operation.verb = "push"
-        core.place.contribute()
+        core.place.contribute(weight)
         clock = core.place.clock
         result: asyncio.Future[PushResult] = asyncio.get_running_loop().create_future()
 
@@ -415,12 +413,11 @@ class Table(FunctionCalls):
         await core.place.ready_to_seal()
         if core.in_order:
             await core.writes.settled()
-        if weight is not None:
-            core.place.weigh(weight)
+        weight = core.place.weighed(weight)
         # Nothing waits between here and the start: what a codec holds back counts on the push.
         operation = core.writes.plan(Push, gradient, None, timeout_s, verb="push_pull")
         clock = core.place.clock
-        core.place.contribute()
+        core.place.contribute(weight)
         if not core.in_order:
             await core.writes.perform(operation)
             await core.writes.settled()
@@ -446,15 +443,14 @@ class Table(FunctionCalls):
         timeout_s: float | None,
     ) -> tuple[Float32Array, int]:
         core = self.core
-        if weight is not None:
-            core.place.weigh(weight)
+        weight = core.place.weighed(weight)
         if core.replica is not None:  # the answer to a pull may be short, to this one it is not
             push = core.writes.plan(Push, gradient, None, timeout_s, verb="push_pull")
-            core.place.contribute()
+            core.place.contribute(weight)
             await core.writes.perform(push)
             return await core.reads.fetch(choice, out, timeout_s, "push_pull")
         operation = core.writes.plan(PushPull, gradient, None, timeout_s, verb="push_pull")
-        core.place.contribute()
+        core.place.contribute(weight)
         marks = core.staleness.marks() if core.staleness is not None else []
         values = np.empty(self.shape, np.float32) if out is None else out
         memory = as_bytes(values.reshape(-1))

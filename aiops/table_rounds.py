@@ -71,18 +71,27 @@ class Place:
         """The version that a pull gets now: an exact one, or 0 for the newest."""
         return self.clock
 
-    def contribute(self) -> None:
-        """Note that something is pushed in the open clock: this worker is in the divisor."""
-        self._contributed = True
+    def contribute(self, weight: float | None = None) -> None:
+        """Note that something is pushed in the open clock: this worker is in the divisor.
 
-    def weigh(self, given: float) -> None:
-        """Check and take the weight of the open clock, before anything is made of a push.
+        `weight` is what `weighed` has returned for it.
+        """
+        self._contributed = True
+        if weight is not None:
+            self._weight = weight
+
+    def weighed(self, given: float | None) -> float | None:
+        """Check the weight that a push would give the open clock, before anything is made of it.
+
+        The clock takes it from `contribute`: a push that is refused yet leaves nothing behind.
 
         Raises
         ------
         UsageError
             Another weight than that of an earlier push of the clock, or one where none counts.
         """
+        if given is None:
+            return None
         table = self._table
         what = f"push to {table.title}: weight"
         weight = check_weight(given, what)
@@ -96,7 +105,7 @@ class Place:
                 f"{what}={given!r}, but an earlier push of this clock has {self._weight}; the "
                 "weight is that of all that is pushed in a clock"
             )
-        self._weight = weight
+        return weight
 
     def see(self, versions: Iterable[int]) -> None:
         """Note versions in answers; where rounds do not wait for the late ones, catch up.

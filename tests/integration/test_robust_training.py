@@ -116,3 +116,24 @@ async def test_a_trim_that_leaves_nothing_is_refused_before_anything_is_made() -
 
     async with aiops.LocalCluster(servers=1) as cluster:
         await cluster.run(train, workers=2)
+
+
+async def test_a_push_that_is_refused_leaves_no_weight() -> None:
+    """Its clock may go on with another push, whose weight is 1 as if the first had never been."""
+
+    async def train(worker: Worker) -> float:
+        table = await worker.table("w", shape=(2,), optimizer=Add())
+        wrong = np.ones(3, F)
+        if worker.rank == 0:
+            with pytest.raises(UsageError, match="shape"):
+                await table.push(wrong, weight=7)
+            with pytest.raises(UsageError, match="shape"):
+                await table.push_soon(wrong, weight=7)
+            with pytest.raises(UsageError, match="shape"):
+                await table.push_pull(wrong, weight=7)
+        await table.push(np.full(2, worker.rank, F))
+        await worker.tick()
+        return float((await table.pull())[0])
+
+    async with aiops.LocalCluster(servers=1) as cluster:
+        assert await cluster.run(train, workers=2) == [0.5, 0.5]
