@@ -81,6 +81,25 @@ def test_stragglers(tmp_path: Path, environment: dict[str, str]) -> None:
     assert permanent["SSP(3)"] > 0.9 * permanent["BSP"] > 45
 
 
+def test_make_clicks(tmp_path: Path, environment: dict[str, str]) -> None:
+    """One row a line, the click first; the same seed makes the same file."""
+    files = [tmp_path / "clicks.libsvm", tmp_path / "again.libsvm"]
+    for path in files:
+        run(
+            EXAMPLES / "make_clicks.py",
+            path,
+            "--rows",
+            "500",
+            folder=tmp_path,
+            environment=environment,
+        )
+    rows = files[0].read_text().splitlines()
+    assert len(rows) == 500
+    assert all(re.fullmatch(r"[01]( \d+:1){8}", row) for row in rows)
+    assert 0.1 < sum(row[0] == "1" for row in rows) / len(rows) < 0.9
+    assert files[1].read_bytes() == files[0].read_bytes()
+
+
 def test_any_framework(tmp_path: Path, environment: dict[str, str]) -> None:
     output = run(EXAMPLES / "any_framework.py", folder=tmp_path, environment=environment)
     assert number(r"numpy: loss (0\.\d+)", output) < 0.02

@@ -35,7 +35,7 @@ __all__ = ["conservation"]
 SPARSE = 1 / 3
 """Chance that a run has a sparse table."""
 
-CUT = 0.02
+CUT = 0.03
 """Chance that a message between a worker and a server is lost, with its connection."""
 
 
@@ -51,9 +51,9 @@ async def conservation(
     """Push integers under faults; count how often each part of each push was applied.
 
     Every push has elements of its own, some on each server, to which it adds one. At the end
-    an element is 1 if that part was applied once, 0 if never, and anything else is a fault. Every
-    other push is small: it is repeated at once when its connection is lost. Of the others the
-    server is asked first. In every third run some workers' next push goes to a sparse table.
+    an element is 1 if that part was applied once, 0 if never, and anything else is a fault. Three
+    pushes of four are small: those are repeated at once when their connection is lost. Of the
+    others the server is asked first. In every third run some workers' next push goes to a sparse table.
     In half of the runs a worker has two customers, which number their pushes alike.
     """
     cluster = SimCluster(
@@ -80,7 +80,7 @@ async def conservation(
             )
             await asyncio.sleep(loop.rng.expovariate(15))
             large, small = loop.rng.choice(users)
-            if number % 2:
+            if number % 4:
                 await small.push(np.ones(len(rows), np.float32), rows=_small(rows, number, shape))
             else:
                 ones = np.zeros((len(rows), shape[1]), np.float32)
