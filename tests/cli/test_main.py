@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-import signal
 from collections.abc import Iterator
 
 import click
 import pytest
 
-from aiops.observability import logs
 from aiops_cli import main
 from aiops_cli.main import COMMANDS, run
-from aiops_cli.stopping import HANDLED
-
-
-@pytest.fixture(autouse=True)
-def process_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A command owns its process: it sets up logs and signals. This one has other tests to run."""
-    handlers = {number: signal.getsignal(number) for number in HANDLED}
-    monkeypatch.setattr(logs, "_settings", None)
-    before = logging.getLogger().handlers[:]
-    yield
-    logging.getLogger().handlers[:] = before
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
 
 
 def commands() -> Iterator[tuple[str, click.Command]]:
