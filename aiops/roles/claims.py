@@ -19,7 +19,8 @@ NAME_GRACE_S: Final = 2.0
 NAME_GRACE_PERIODS: Final = 7
 NAME_GRACE_MAX_S: Final = 30.0
 """How long a join under the name of a live node waits for news of that node's end: until silence
-would be a death, as when its machine has lost its network as well, but not for ever."""
+would be a death, as when its machine has lost its network as well, but not for ever. One that has
+only just joined has longer to be heard of, and then so has the claim."""
 
 
 class Claim(msgspec.Struct):
@@ -40,16 +41,23 @@ class Claims:
     """
 
     def __init__(self, heartbeat_s: float) -> None:
-        patience_s = min(NAME_GRACE_PERIODS * heartbeat_s, NAME_GRACE_MAX_S)
-        self._grace_s = max(NAME_GRACE_S, patience_s)
+        self._grace_s = max(NAME_GRACE_S, NAME_GRACE_PERIODS * heartbeat_s)
+        self._period_s = heartbeat_s
         self._claims: list[Claim] = []
 
     def __bool__(self) -> bool:
         return bool(self._claims)
 
-    def add(self, peer: int, join: Join, now: float, *, contested: bool) -> None:
-        """Let a join wait."""
-        self._claims.append(Claim(peer, join, now + self._grace_s if contested else inf))
+    def add(self, peer: int, join: Join, now: float, *, holder_dies_at: float = inf) -> None:
+        """Let a join wait; the name's holder is dead at this time if it stays silent.
+
+        Without a live holder (`inf`) the join waits for as long as it takes.
+        """
+        deadline = holder_dies_at
+        if deadline < inf:
+            deadline = max(now + self._grace_s, holder_dies_at + self._period_s)
+            deadline = min(deadline, now + NAME_GRACE_MAX_S)
+        self._claims.append(Claim(peer, join, deadline))
 
     def has(self, peer: int) -> bool:
         """Whether a join of this connection waits."""

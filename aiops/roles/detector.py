@@ -70,6 +70,11 @@ class FailureDetector:
         watch = self._watched.get(peer)
         return None if watch is None else now - watch.heard_at
 
+    def dies_at(self, peer: int) -> float:
+        """Return when a node that is not heard of any more will be dead."""
+        watch = self._watched[peer]
+        return watch.heard_at + watch.grace_s + DEAD_PERIODS * self.heartbeat_s
+
     def excuse(self, stalled_s: float) -> None:
         """Do not count a time in which this process itself was not running."""
         for watch in self._watched.values():

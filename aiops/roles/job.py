@@ -7,6 +7,7 @@ that wait `claims.py`, losses that are not settled `losses.py`. Messages and tim
 
 from __future__ import annotations
 
+from math import inf
 from typing import Final
 
 from aiops.roles.actions import Action, Drop, Ended, Note, Tell
@@ -93,7 +94,8 @@ class Job:
             return [Tell(refusal, peer)]
         holder = self.members.find(join.role, join.name) if join.name else None
         if holder is not None and (holder.connected or not holder.settled):
-            self._claims.add(peer, join, now, contested=holder.connected)
+            dies_at = self.detector.dies_at(holder.peer) if holder.connected else inf
+            self._claims.add(peer, join, now, holder_dies_at=dies_at)
             if holder.connected and self.connections.severed(holder.peer):
                 # Nothing is left of the former one but its name: it was started again.
                 return self._bury(holder, self.connections.reason(holder.peer), now)

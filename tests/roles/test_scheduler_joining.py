@@ -122,6 +122,21 @@ def test_a_join_under_the_name_of_a_live_worker_is_refused_after_a_while() -> No
     assert not scheduled.heard(11, Refused)
 
 
+def test_a_restart_of_one_that_was_never_heard_of_waits_until_that_is_a_death() -> None:
+    """Killed while it joined, behind a link that tells nobody: nothing but silence speaks of it."""
+    scheduled = Scheduled(on_worker_loss="continue", heartbeat_s=0.5)
+    scheduled.worker(10, "a")
+    scheduled.worker(11, "b")
+    scheduled.join(12, name="a")
+    for _ in range(28):
+        scheduled.core.heartbeat("server", 0, 1, scheduled.now + 0.5)
+        scheduled.core.heartbeat("worker", 1, 1, scheduled.now + 0.5)
+        scheduled.tick(scheduled.now + 0.5)
+    assert not scheduled.heard(12, Refused)
+    scheduled.report(1, 0)
+    assert scheduled.only(12, Joined).incarnation == 2
+
+
 def test_a_restart_that_comes_before_the_news_of_the_death_gets_in() -> None:
     scheduled = Scheduled(on_worker_loss="continue")
     scheduled.worker(10, "a")

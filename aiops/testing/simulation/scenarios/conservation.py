@@ -53,8 +53,8 @@ async def conservation(
     Every push has elements of its own, some on each server, to which it adds one. At the end
     an element is 1 if that part was applied once, 0 if never, and anything else is a fault. Three
     pushes of four are small: those are repeated at once when their connection is lost. Of the
-    others the server is asked first. In every third run some workers' next push goes to a sparse table.
-    In half of the runs a worker has two customers, which number their pushes alike.
+    others the server is asked first. In every third run some workers' next push goes to a sparse
+    table. In half of the runs a worker has two customers, which number their pushes alike.
     """
     cluster = SimCluster(
         loop, servers, workers=workers, on_worker_loss="continue", heartbeat_s=HEARTBEAT_S
