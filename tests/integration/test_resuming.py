@@ -15,6 +15,7 @@ from local_jobs import local_job, together, until
 
 SIZE = 16
 STEPS = 60
+FOR_EVER = 1_000_000
 
 
 class Crash(Exception):
@@ -31,9 +32,13 @@ async def open_tables(
 
 
 async def train(
-    worker: aiops.Worker, tables: list[aiops.Table], done: list[int], crash_at: int = -1
+    worker: aiops.Worker,
+    tables: list[aiops.Table],
+    done: list[int],
+    crash_at: int = -1,
+    steps: int = STEPS,
 ) -> None:
-    async for step in worker.steps(STEPS):
+    async for step in worker.steps(steps):
         await together(table.pull(timeout_s=10) for table in tables)
         await together(table.push(np.ones(SIZE, np.float32)) for table in tables)
         done.append(step)
@@ -114,15 +119,15 @@ async def test_a_common_stop_is_at_one_clock_of_the_job() -> None:
         table = await early.table("a", SIZE, optimizer=Add())
         done: list[int] = []
         steps: list[int] = []
-        running = asyncio.ensure_future(train(early, [table], done))
+        running = asyncio.ensure_future(train(early, [table], done, steps=FOR_EVER))
         await until(lambda: len(done) > 10)
         late = await cluster.connect()
         theirs = await late.table("a")
-        also = asyncio.ensure_future(train(late, [theirs], steps))
+        also = asyncio.ensure_future(train(late, [theirs], steps, steps=FOR_EVER))
         await until(lambda: len(steps) > 5)
         await early.stop("enough")
         await together([running, also])
-        assert len(done) < STEPS
+        assert len(done) < FOR_EVER
         assert early.postoffice.job_clock == late.postoffice.job_clock
         assert late.clock == len(steps) < early.clock
         await together(worker.barrier("end", timeout_s=10) for worker in (early, late))
