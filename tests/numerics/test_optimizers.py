@@ -50,6 +50,17 @@ def test_200_steps_agree_with_the_textbook_in_double_precision(
     np.testing.assert_allclose(got, wanted, rtol=2e-4, atol=2e-4)
 
 
+@pytest.mark.parametrize("optimizer", ALL, ids=repr)
+def test_200_steps_equal_the_same_formula_in_float32_to_1e_6(
+    optimizer: Optimizer, run_optimizer: Run
+) -> None:
+    """What a plain numpy program would have, step for step."""
+    start, gradients = stream(1_000, STEPS, seed=3)
+    got = run_optimizer(optimizer, start, gradients)
+    wanted = reference(optimizer, start, gradients, F)
+    np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("optimizer", [o for o in ALL if not isinstance(o, Adam | AdamW)], ids=repr)
 def test_200_steps_have_the_bits_of_the_same_formula_in_float32(
     optimizer: Optimizer, run_optimizer: Run
