@@ -50,7 +50,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("dev", max_examples=50, deadline=None)
 settings.register_profile(
     "ci",
-    max_examples=300,
+    max_examples=100,
     deadline=None,
     derandomize=True,
     print_blob=True,
