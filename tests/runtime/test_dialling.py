@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiops.errors import AiopsError, DialFailed, PeerMisbehaved
@@ -55,6 +55,10 @@ def simulate(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
             loop.bury()
     assert loop.strays == []
     return result
+
+
+FEWER = settings(max_examples=settings().max_examples // 4)
+"""Each example is a whole scene, a third of a second long."""
 
 
 class Owner:
@@ -211,6 +215,7 @@ def damaging(message: str, place: int, bit: int) -> Answer:
 # --- damage on the way ----------------------------------------------------------------------
 
 
+@FEWER
 @given(
     st.sampled_from(list(LENGTHS)).flatmap(
         lambda name: st.tuples(st.just(name), st.integers(0, LENGTHS[name] - 1), st.integers(0, 7))
@@ -224,6 +229,7 @@ def test_one_flipped_bit_costs_one_attempt(damage: tuple[str, int, int]) -> None
     assert scene.ended_s < 0.2
 
 
+@FEWER
 @given(
     st.sampled_from(list(LENGTHS)).flatmap(
         lambda name: st.tuples(st.just(name), st.integers(0, LENGTHS[name] - 1), st.integers(0, 7))
