@@ -131,7 +131,7 @@ async def test_bits_are_those_of_one_process(
 
 @pytest.mark.parametrize("every", [5, 20])
 async def test_bytes_are_those_of_every_step_divided(every: int) -> None:
-    """Exactly the values, and headers of at most one per cent (N-24)."""
+    """Exactly the values, and headers of at most one per cent."""
     init, steps = np.zeros(20_000, F), 40
 
     async def pushed_and_pulled(local_steps: int | None) -> tuple[int, int]:
@@ -192,7 +192,7 @@ async def test_without_rounds_each_change_counts_in_full() -> None:
 
 
 async def test_one_that_hangs_holds_up_nobody_in_a_quorum() -> None:
-    """N-26: three of four are enough. The fourth sleeps for all rounds but the first two."""
+    """Three of four are enough. The fourth sleeps for all rounds but the first two."""
     grace_s, rounds, over = 0.02, 12, asyncio.Event()
     done: set[int] = set()
 

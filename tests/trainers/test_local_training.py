@@ -102,7 +102,7 @@ async def test_with_rows_sorted_by_label_the_outer_momentum_shows() -> None:
 @pytest.mark.parametrize("every", [20, 80])
 async def test_n24_local_steps_cost_little_accuracy(every: int) -> None:
     worse = await difference(LocalSteps(every=every))
-    print(f"N-24: every {every} steps: {worse:+.2f} points")
+    print(f"every {every} steps: {worse:+.2f} points")
     assert worse >= -1.0
 
 
@@ -114,16 +114,16 @@ async def test_n25_the_outer_momentum_is_worth_a_point_on_sorted_rows() -> None:
         data = digits(by_label=True)
         diloco, _ = await trained(local(seed, LocalSteps(every=20)), data)
         averaged, _ = await trained(local(seed, plain), data)
-        print(f"N-25: seed {seed}: DiLoCo {diloco:.2f}, FedAvg {averaged:.2f}")
+        print(f"seed {seed}: DiLoCo {diloco:.2f}, FedAvg {averaged:.2f}")
         better += (diloco - averaged) / 5
-    print(f"N-25: {better:+.2f} points")
+    print(f"DiLoCo over FedAvg: {better:+.2f} points")
     assert better >= 1.0
 
 
 @pytest.mark.local_sgd
 async def test_n26_a_third_of_the_contributions_may_get_lost() -> None:
     worse = await difference(LocalSteps(every=20), dropped=0.3)
-    print(f"N-26: 30 % dropped: {worse:+.2f} points")
+    print(f"30 % dropped: {worse:+.2f} points")
     assert worse >= -1.2
 
 
