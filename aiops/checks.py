@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypeGuard
 
 import numpy as np
 
@@ -63,18 +63,21 @@ def check_count(value: object, what: str) -> int:
     return int(value)
 
 
+def _is_number(value: object) -> TypeGuard[float]:
+    """Whether this is one of Python's or numpy's real numbers; a bool is not meant as one."""
+    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+
+
 def check_timeout(value: object, what: str) -> float:
     """Return seconds above 0, infinity included; `UsageError` otherwise."""
-    number = isinstance(value, int | float | np.integer | np.floating)
-    if not number or isinstance(value, bool) or not value > 0:  # type: ignore[operator]
+    if not _is_number(value) or not value > 0:
         raise UsageError(f"{what}: timeout_s is {value!r}; it must be a number above 0")
-    return min(float(value), TIMEOUT_S_MAX)  # type: ignore[arg-type]  # a number, as just seen
+    return min(float(value), TIMEOUT_S_MAX)
 
 
 def check_weight(value: object, what: str) -> float:
     """Return the weight of a contribution; `UsageError` if it can be none."""
-    number = isinstance(value, int | float | np.integer | np.floating)
-    weight = float(value) if number and not isinstance(value, bool) else 0.0  # type: ignore[arg-type]
+    weight = float(value) if _is_number(value) else 0.0
     if not 1 / WEIGHT_MAX <= weight <= WEIGHT_MAX:
         raise UsageError(
             f"{what} is {value!r}; it must be a number above 0, at most {WEIGHT_MAX:.0e} (who has "

@@ -73,7 +73,7 @@ async def over_tcp() -> list[Sample]:
         ]
         outputs = [await process.communicate() for process in processes]
     lines = outputs[0][0].decode().splitlines()
-    return [Sample(*map(float, line.split())) for line in lines]  # type: ignore[arg-type]
+    return [Sample(*map(float, line.split())) for line in lines]  # type: ignore[arg-type]  # all four
 
 
 def in_process() -> list[Sample]:

@@ -56,7 +56,7 @@ def _plain(text: str) -> Codec:
             f"compression {text!r}: no codec {name!r}; there are {', '.join(codec_names())}"
         )
     kinds = typing.get_type_hints(cls)
-    fields = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    fields = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]  # registered codecs are dataclasses
     settings: dict[str, Any] = {}
     for word in words:
         key, equals, value = word.partition("=")

@@ -7,6 +7,7 @@ long that it is declared dead, replaced under its name, and woken again: a zombi
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import numpy as np
 
@@ -90,7 +91,7 @@ async def survival(
 async def _freeze_and_replace(
     cluster: SimCluster,
     running: dict[str, asyncio.Task[None]],
-    train: object,
+    train: Callable[[Worker], Awaitable[None]],
     seen: dict[str, int],
 ) -> asyncio.Task[None] | None:
     """In some runs, freeze a worker until it is dead, replace it, and let it wake up."""
@@ -107,7 +108,7 @@ async def _freeze_and_replace(
     zombie = running[name]
     frozen.stop()
     await asyncio.sleep(FROZEN_S)
-    running[name] = cluster.worker(name, train, process=f"{name}-again")  # type: ignore[arg-type]
+    running[name] = cluster.worker(name, train, process=f"{name}-again")
     await asyncio.sleep(loop.rng.uniform(0.0, 1.0))
     frozen.go_on()
     return zombie
