@@ -254,13 +254,9 @@ class ControlLink:
 
         Takes `LEAVE_S` at most, and as long as a link takes to close. Idempotent.
         """
+        if heard:
+            await self.settle()
         self._leaving = True
-        if heard and not self._dialogue.settled and not self._over and self._opened:
-            try:
-                async with asyncio.timeout(LEAVE_S):
-                    await self._settled.wait()
-            except TimeoutError:
-                self.log.warning("leaving_unheard", to="the scheduler")
         self.end()
         reopening, link = self._reopening, self.link
         if reopening is not None:
@@ -268,3 +264,13 @@ class ControlLink:
             link = self.link
         if link is not None:
             await link.wait_lost()
+
+    async def settle(self) -> None:
+        """Wait until all that was said has come, for `LEAVE_S` at most."""
+        self._leaving = True
+        if not self._dialogue.settled and not self._over and self._opened:
+            try:
+                async with asyncio.timeout(LEAVE_S):
+                    await self._settled.wait()
+            except TimeoutError:
+                self.log.warning("leaving_unheard", to="the scheduler")

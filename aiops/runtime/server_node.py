@@ -462,6 +462,9 @@ class Server:
             self._report(last=True)
             self._control.send(Leave(clean=clean, reason=reason[:1024]))
         await listener.close()
+        if clean and self._joined is not None:
+            # The scheduler first: workers that hear it from us end, and would be blamed for that.
+            await self._control.settle()
         await self._say_goodbye()
         await self._control.leave(heard=clean and self._joined is not None)
         if self._pulse is not None:
