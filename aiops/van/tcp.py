@@ -40,6 +40,10 @@ DIAL_TIMEOUT_S: Final = 10.0
 DESCRIPTORS_SHARE: Final = 0.8
 """Part of the process's descriptors that connections may take; files and dials need the rest."""
 
+DESCRIPTORS_KEPT: Final = 32
+"""Descriptors left in any case: an idle process on uvloop holds fourteen, and one too few stops the
+door before it can refuse anybody."""
+
 _ADVICE: Final = {
     errno.EADDRINUSE: "stop what listens there, take another port, or use port 0 for a free one",
     errno.EADDRNOTAVAIL: "bind an address of this machine, or 0.0.0.0 for all of them",
@@ -227,7 +231,9 @@ def _descriptors() -> int:
     except ImportError:  # Windows has no such limit
         return sys.maxsize
     soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return sys.maxsize if soft == resource.RLIM_INFINITY else int(soft * DESCRIPTORS_SHARE)
+    if soft == resource.RLIM_INFINITY:
+        return sys.maxsize
+    return max(2, min(int(soft * DESCRIPTORS_SHARE), soft - DESCRIPTORS_KEPT))
 
 
 def _tune(sock: socket.socket, stall_timeout_s: float) -> None:

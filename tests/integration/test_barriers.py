@@ -53,7 +53,7 @@ async def test_a_timeout_names_all_who_are_missing() -> None:
             "worker 1 (busy): alive, at clock 1",
             "worker 2 (lazy): alive, at clock 0",
         ]
-        assert caught.value.elapsed_s >= 0.1
+        assert round(caught.value.elapsed_s, 3) >= 0.1  # the clock counts whole milliseconds
         assert "worker 2 (lazy)" in str(caught.value)
 
 

@@ -316,9 +316,9 @@ def test_a_process_with_few_descriptors_stays_up(loop: str) -> None:
             assert process.stdout is not None
             address = ("127.0.0.1", int(process.stdout.readline()))
             peers = [socket.create_connection(address, timeout=GUARD_S) for _ in range(60)]
-            not_refused(peers, 25)  # 80 % of 64, and two for each connection
+            not_refused(peers, 16)  # 64 less the 32 that are kept, and two for each connection
             print("flooded", file=process.stdin, flush=True)
-            assert process.stdout.readline() == "25\n"
+            assert process.stdout.readline() == "16\n"
             for peer in peers:
                 peer.close()
             print("left", file=process.stdin, flush=True)
