@@ -10,20 +10,20 @@ of it for code without asyncio.
 from __future__ import annotations
 
 from aiops import blocking, collective, compression, errors, filters, functions, init, optim
-from aiops.connecting import connect
 from aiops.consistency import ASP, BSP, SSP, Quorum
-from aiops.customer_handle import CustomerHandle
 from aiops.local_cluster import LocalCluster
-from aiops.local_copy import LocalCopy
 from aiops.local_sgd import LocalSGD
-from aiops.ring import Ring
 from aiops.runtime.observer import fetch_status
 from aiops.runtime.running import run
 from aiops.runtime.scheduler_node import Scheduler
 from aiops.runtime.server_node import Server
-from aiops.sparse_table import SparseTable
-from aiops.table import PushResult, Table
-from aiops.worker import Worker
+from aiops.tables.local_copy import LocalCopy
+from aiops.tables.sparse_table import SparseTable
+from aiops.tables.table import PushResult, Table
+from aiops.workers.connecting import connect
+from aiops.workers.customer_handle import CustomerHandle
+from aiops.workers.ring import Ring
+from aiops.workers.worker import Worker
 
 __all__ = [
     "ASP",

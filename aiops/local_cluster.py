@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any, Final, TypeVar
 
-from aiops.connecting import Connecting, connect
 from aiops.errors import ConfigError
 from aiops.runtime.scheduler_node import Scheduler
 from aiops.runtime.server_node import Server
 from aiops.van.base import Van
-from aiops.worker import CONNECT_TIMEOUT_S, Worker
+from aiops.workers.connecting import Connecting, connect
+from aiops.workers.worker import CONNECT_TIMEOUT_S, Worker
 
 __all__ = ["LocalCluster"]
 

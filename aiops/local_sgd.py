@@ -26,7 +26,7 @@ from aiops.errors import ConfigError, UsageError
 from aiops.optim import Momentum, Optimizer
 from aiops.optim.clipping import refuse_row_limit
 from aiops.optim.settings import number, whole
-from aiops.shard import Shard
+from aiops.shards.shard import Shard
 from aiops_protocol.key_range import split
 from aiops_protocol.payload import Float32Array
 

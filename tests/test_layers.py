@@ -16,10 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CORES = (
     "protocol/aiops_protocol",
     "aiops/roles",
-    "aiops/contribution.py",
-    "aiops/shard.py",
-    "aiops/sparse",
-    "aiops/replica.py",
+    "aiops/shards",
     "aiops/optim",
     "aiops/init.py",
     "aiops/collective/schedule.py",

@@ -5,11 +5,11 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-import aiops.customer_handle
+import aiops.workers.customer_handle
 from aiops.blocking.loop_thread import LoopThread
 from aiops.blocking.sparse_table import SparseTable
 from aiops.blocking.table import Table
-from aiops.customer_handle import OPEN_TIMEOUT_S
+from aiops.workers.customer_handle import OPEN_TIMEOUT_S
 
 if TYPE_CHECKING:
     from aiops.blocking.worker import Worker
@@ -29,7 +29,7 @@ class CustomerHandle:
     """
 
     def __init__(
-        self, worker: Worker, handle: aiops.customer_handle.CustomerHandle, loop: LoopThread
+        self, worker: Worker, handle: aiops.workers.customer_handle.CustomerHandle, loop: LoopThread
     ) -> None:
         self._worker = worker
         self._handle = handle

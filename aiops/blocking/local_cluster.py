@@ -10,12 +10,12 @@ from functools import partial
 from typing import Any, TypeVar
 
 import aiops.local_cluster
-import aiops.worker
+import aiops.workers.worker
 from aiops.blocking.loop_thread import LoopThread
 from aiops.blocking.worker import Worker, join
 from aiops.errors import ConfigError
 from aiops.van.base import Van
-from aiops.worker import CONNECT_TIMEOUT_S
+from aiops.workers.worker import CONNECT_TIMEOUT_S
 
 __all__ = ["LocalCluster"]
 
@@ -99,7 +99,7 @@ class LocalCluster:
         loop = self._loop
         threads: list[threading.Thread] = []
 
-        async def seat(worker: aiops.worker.Worker) -> T:
+        async def seat(worker: aiops.workers.worker.Worker) -> T:
             ended: asyncio.Future[T] = asyncio.get_running_loop().create_future()
             twin = Worker(worker, loop, owns_loop=False)
             thread = threading.Thread(

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 import numpy as np
 from numpy.typing import DTypeLike
 
-import aiops.ring
+import aiops.workers.ring
 from aiops.blocking.loop_thread import LoopThread
 from aiops.collective.call import Array
 from aiops.collective.cost_model import Choice
@@ -27,7 +27,7 @@ class Ring:
     An array that a call was given belongs to it until it returns.
     """
 
-    def __init__(self, ring: aiops.ring.Ring, loop: LoopThread) -> None:
+    def __init__(self, ring: aiops.workers.ring.Ring, loop: LoopThread) -> None:
         self._ring = ring
         self._loop = loop
 

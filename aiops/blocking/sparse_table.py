@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import aiops.sparse_table
+import aiops.tables.sparse_table
 from aiops.blocking.loop_thread import LoopThread
-from aiops.key_layout import Wanted
-from aiops.table import PushResult
+from aiops.tables.key_layout import Wanted
+from aiops.tables.table import PushResult
 from aiops_protocol.payload import Float32Array
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class SparseTable:
     """
 
     def __init__(
-        self, worker: Worker, table: aiops.sparse_table.SparseTable, loop: LoopThread
+        self, worker: Worker, table: aiops.tables.sparse_table.SparseTable, loop: LoopThread
     ) -> None:
         self._worker = worker
         self._table = table

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-import aiops.local_copy
-import aiops.table
+import aiops.tables.local_copy
+import aiops.tables.table
 from aiops.blocking.loop_thread import LoopThread
-from aiops.layout import Rows
 from aiops.optim import Optimizer
-from aiops.table import PushResult
+from aiops.tables.layout import Rows
+from aiops.tables.table import PushResult
 from aiops_protocol.payload import Float32Array
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Table:
         As created.
     """
 
-    def __init__(self, worker: Worker, table: aiops.table.Table, loop: LoopThread) -> None:
+    def __init__(self, worker: Worker, table: aiops.tables.table.Table, loop: LoopThread) -> None:
         self._worker = worker
         self._table = table
         self._loop = loop
@@ -197,7 +197,7 @@ class Table:
 class LocalCopy:
     """A worker's copy of one table; `table.local`. The twin of `aiops.LocalCopy`."""
 
-    def __init__(self, local: aiops.local_copy.LocalCopy, loop: LoopThread) -> None:
+    def __init__(self, local: aiops.tables.local_copy.LocalCopy, loop: LoopThread) -> None:
         self._local = local
         self._loop = loop
 

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from numpy.typing import NDArray
 
-import aiops.connecting
-import aiops.customer_handle
-import aiops.worker
+import aiops.workers.connecting
+import aiops.workers.customer_handle
+import aiops.workers.worker
 from aiops.blocking.customer_handle import CustomerHandle
 from aiops.blocking.loop_thread import LoopThread
 from aiops.blocking.ring import Ring
@@ -25,9 +25,9 @@ from aiops.consistency import Consistency
 from aiops.errors import AiopsError, Closed, UsageError
 from aiops.init import Initializer
 from aiops.optim import Optimizer
-from aiops.ring import CALL_TIMEOUT_S
 from aiops.van.base import Van
-from aiops.worker import (
+from aiops.workers.ring import CALL_TIMEOUT_S
+from aiops.workers.worker import (
     BARRIER_TIMEOUT_S,
     CONNECT_TIMEOUT_S,
     RING_TIMEOUT_S,
@@ -48,7 +48,9 @@ class Worker:
     The twin of `aiops.Worker`, where every method is described.
     """
 
-    def __init__(self, worker: aiops.worker.Worker, loop: LoopThread, *, owns_loop: bool) -> None:
+    def __init__(
+        self, worker: aiops.workers.worker.Worker, loop: LoopThread, *, owns_loop: bool
+    ) -> None:
         self._worker = worker
         self._loop = loop
         self._owns_loop = owns_loop
@@ -183,7 +185,7 @@ class Worker:
     def customer(self, name: str) -> CustomerHandle:
         """Return a further customer of this worker; see `aiops.Worker.customer`."""
 
-        async def get() -> aiops.customer_handle.CustomerHandle:
+        async def get() -> aiops.workers.customer_handle.CustomerHandle:
             return self._worker.customer(name)
 
         return CustomerHandle(self, self._loop.call(get), self._loop)
@@ -342,7 +344,7 @@ def connect(
     Parameters and errors are those of `aiops.connect`. The worker is connected when this
     returns; leaving the `with` by an exception counts as a loss of this worker.
     """
-    connecting = aiops.connecting.connect(
+    connecting = aiops.workers.connecting.connect(
         scheduler,
         name=name,
         timeout_s=timeout_s,
@@ -358,11 +360,13 @@ def connect(
         raise
 
 
-def join(loop: LoopThread, connecting: aiops.connecting.Connecting, *, owns_loop: bool) -> Worker:
+def join(
+    loop: LoopThread, connecting: aiops.workers.connecting.Connecting, *, owns_loop: bool
+) -> Worker:
     """Connect on a loop that runs already."""
 
-    async def connected() -> aiops.worker.Worker:
-        worker: aiops.worker.Worker = await connecting
+    async def connected() -> aiops.workers.worker.Worker:
+        worker: aiops.workers.worker.Worker = await connecting
         return worker
 
     return Worker(loop.call(connected), loop, owns_loop=owns_loop)

@@ -2,7 +2,7 @@
 
 What lives here: `Schedule`, its stages, and the line of text in which one travels. What does not:
 which clock a step has. In a table with rounds that is the number of the round, otherwise the
-furthest clock of any worker whose push has come to the shard (`aiops.shard`).
+furthest clock of any worker whose push has come to the shard (`aiops.shards.shard`).
 
 A stage gives a factor of the learning rate for each of its steps. Stages follow one another; each
 counts its steps from 0, and after the last stage its last factor stays. Only settings travel, and

@@ -14,7 +14,7 @@ from typing import Final
 from aiops.errors import ConfigError
 from aiops.functions import FunctionMistake, ServerFunction, ShardView, function_from
 from aiops.roles.consistency import Outcome, Rule
-from aiops.shard import Shard
+from aiops.shards.shard import Shard
 from aiops_protocol.calls import called
 from aiops_protocol.errors import ErrorCode, MalformedFrame
 from aiops_protocol.frames import Request

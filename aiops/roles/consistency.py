@@ -18,8 +18,6 @@ from abc import ABC, abstractmethod
 from enum import Enum
 from typing import Final
 
-from aiops.contribution import ASSIGNMENT_BYTES, CONTRIBUTION_BYTES
-from aiops.reduction import Reduction
 from aiops.roles.memory import Budget
 from aiops.roles.quorum import Share
 from aiops.roles.rounds import Mark, Rounds
@@ -33,6 +31,8 @@ from aiops.roles.shards import (
     contribution_for,
     nothing_from,
 )
+from aiops.shards.contribution import ASSIGNMENT_BYTES, CONTRIBUTION_BYTES
+from aiops.shards.reduction import Reduction
 from aiops_protocol.errors import ErrorCode
 from aiops_protocol.payload import Float32Array
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from aiops.contribution import CONTRIBUTION_BYTES
 from aiops.optim import Optimizer
 from aiops.optim.guard import is_ours
-from aiops.replica import REPLICA_BYTES
+from aiops.shards.contribution import CONTRIBUTION_BYTES
+from aiops.shards.replica import REPLICA_BYTES
 
 __all__ = ["Budget", "shard_bytes"]
 

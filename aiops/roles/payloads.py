@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from aiops.shard import Selection
+from aiops.shards.shard import Selection
 from aiops_protocol.codecs import Sparse, decode_values
 from aiops_protocol.errors import MalformedFrame
 from aiops_protocol.frames import Request

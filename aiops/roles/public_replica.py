@@ -12,11 +12,11 @@ import numpy as np
 
 from aiops.compression import codec_from
 from aiops.compression.pulls import pull_codec
-from aiops.replica import Replica
 from aiops.roles.actions import Send
 from aiops.roles.answers import deltas, value
 from aiops.roles.consistency import BspRule, Rule
-from aiops.shard import Selection, Shard
+from aiops.shards.replica import Replica
+from aiops.shards.shard import Selection, Shard
 from aiops_protocol.frames import Flag, Pull, Request
 
 __all__ = ["PublicReplica"]

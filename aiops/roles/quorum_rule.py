@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from itertools import chain
 
-from aiops.contribution import ASSIGNMENT_BYTES, CONTRIBUTION_BYTES
-from aiops.reduction import Reduction
 from aiops.roles.consistency import OK, PARK, Outcome, Rule
 from aiops.roles.memory import Budget
 from aiops.roles.quorum import QuorumRounds, Share
@@ -24,6 +22,8 @@ from aiops.roles.shards import (
     contribution_for,
     nothing_from,
 )
+from aiops.shards.contribution import ASSIGNMENT_BYTES, CONTRIBUTION_BYTES
+from aiops.shards.reduction import Reduction
 from aiops_protocol.errors import ErrorCode
 from aiops_protocol.payload import Float32Array
 

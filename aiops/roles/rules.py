@@ -11,13 +11,13 @@ from typing import Final
 from aiops.compression import codec_from
 from aiops.compression.pulls import pull_codec, unit_elements
 from aiops.errors import ConfigError
-from aiops.reduction import reduction_from
 from aiops.roles.bounded import SspRule
 from aiops.roles.consistency import AspRule, BspRule, Rule
 from aiops.roles.memory import Budget
 from aiops.roles.quorum import Policy, QuorumRounds
 from aiops.roles.quorum_rule import QuorumRule
 from aiops.roles.shards import AnyShard
+from aiops.shards.reduction import reduction_from
 from aiops_protocol.control import TableSpec
 from aiops_protocol.key_range import ALIGNMENT_ELEMENTS
 

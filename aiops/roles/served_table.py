@@ -2,7 +2,7 @@
 
 What lives here: the data path of push, pull, assign and seal once it is clear that the request
 belongs to this table and the worker may speak. What a mutation does to values is
-`consistency.py` and `aiops.shard`; who may speak is `server.py`.
+`consistency.py` and `aiops.shards`; who may speak is `server.py`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from aiops.roles.quorum import Share
 from aiops.roles.rounds import Mark
 from aiops.roles.shards import Where
 from aiops.roles.table_watch import TableWatch
-from aiops.sparse import NoRoom
+from aiops.shards.sparse import NoRoom
 from aiops_protocol.control import RoundDecided, TableSpec
 from aiops_protocol.delivery import Inbox, Verdict
 from aiops_protocol.errors import ErrorCode, MalformedFrame

@@ -2,7 +2,7 @@
 
 What lives here: who may speak, which table a request belongs to, and the orders of the
 scheduler. The data path of one table is `served_table.py`; what a push does to values is
-`consistency.py` and `aiops.shard`; who is in the job is the scheduler's to say. Requests come
+`consistency.py` and `aiops.shards`; who is in the job is the scheduler's to say. Requests come
 by direct method calls on the data path (`request`), everything else by messages (`order`).
 """
 
@@ -33,7 +33,7 @@ from aiops.roles.rules import ROUNDS, check_consistency, has_lead, places, rule_
 from aiops.roles.served_table import ServedTable
 from aiops.roles.shards import shard_for
 from aiops.roles.table_entry import check_layout
-from aiops.sparse import SparseShard
+from aiops.shards.sparse import SparseShard
 from aiops_protocol.control import (
     ClusterState,
     ControlMessage,

@@ -7,12 +7,12 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from aiops.contribution import Assignment, Contribution
 from aiops.init import Initializer
 from aiops.optim import Optimizer
-from aiops.reduction import Reduction
-from aiops.shard import Shard
-from aiops.sparse import Memory, SparseAssignment, SparseContribution, SparseShard
+from aiops.shards.contribution import Assignment, Contribution
+from aiops.shards.reduction import Reduction
+from aiops.shards.shard import Shard
+from aiops.shards.sparse import Memory, SparseAssignment, SparseContribution, SparseShard
 from aiops_protocol.control import OpenShard
 from aiops_protocol.frames import Request
 from aiops_protocol.payload import Float32Array

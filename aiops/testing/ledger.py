@@ -20,7 +20,7 @@ import numpy as np
 import aiops
 from aiops.consistency import ASP, BSP
 from aiops.optim import Add
-from aiops.worker import Worker
+from aiops.workers.worker import Worker
 from aiops_protocol.payload import Float32Array
 
 __all__ = ["TABLES", "keep_ledger", "numbers"]

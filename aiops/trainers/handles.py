@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from aiops.compression import Codec
 from aiops.optim import Optimizer
-from aiops.ring import Ring
+from aiops.workers.ring import Ring
 from aiops_protocol.payload import Float32Array
 
 

@@ -1,6 +1,6 @@
 """A model without servers: each worker holds all of it, and gradients are averaged in a ring.
 
-The arithmetic is the servers' own (`aiops.shard`), on the whole model; with `order="rank"` the
+The arithmetic is the servers' own (`aiops.shards`), on the whole model; with `order="rank"` the
 weights have the bits that servers would give them.
 """
 
@@ -15,9 +15,9 @@ from aiops.collective.call import Array
 from aiops.collective.member import Order
 from aiops.errors import CollectiveAborted
 from aiops.optim import Optimizer
-from aiops.reduction import Sum
-from aiops.ring import Ring
-from aiops.shard import Shard
+from aiops.shards.reduction import Sum
+from aiops.shards.shard import Shard
+from aiops.workers.ring import Ring
 from aiops_protocol.payload import Float32Array
 
 __all__ = ["RING", "InRing", "RingWorker"]

@@ -15,7 +15,7 @@ from aiops.compression.pulls import pull_codec
 from aiops.consistency import Consistency
 from aiops.errors import ConfigError, TableMismatch
 from aiops.optim import SGD, Add
-from aiops.replica import Replica
+from aiops.shards.replica import Replica
 from aiops_protocol.payload import Float32Array
 from local_jobs import local_job, random_array, rank_ordered_mean, same_bits
 

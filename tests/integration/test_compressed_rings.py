@@ -11,7 +11,7 @@ import pytest
 import aiops
 from aiops.collective.shared import supported
 from aiops.errors import CollectiveMismatch, UsageError
-from aiops.ring import Ring
+from aiops.workers.ring import Ring
 from local_jobs import local_job
 
 Member = Callable[[aiops.Worker, Ring], Awaitable[Any]]

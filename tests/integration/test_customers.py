@@ -105,7 +105,7 @@ async def test_a_closed_customer_is_another_one_the_next_time() -> None:
 
 
 async def test_the_number_of_customers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aiops.customer_handle.CUSTOMERS_MAX", 3)
+    monkeypatch.setattr("aiops.workers.customer_handle.CUSTOMERS_MAX", 3)
     async with local_job() as cluster, cluster.connect() as worker:
         for name in ("a", "b"):
             await worker.customer(name).open()

@@ -13,7 +13,7 @@ import aiops
 from aiops import ASP, BSP
 from aiops.errors import RemoteError, UsageError
 from aiops.optim import SGD, Optimizer, Steps, register
-from aiops.shard import Shard
+from aiops.shards.shard import Shard
 from aiops_protocol.payload import Float32Array
 from local_jobs import local_job, same_bits
 

@@ -21,7 +21,7 @@ from aiops.errors import (
     UsageError,
 )
 from aiops.optim import Add
-from aiops.ring import Ring
+from aiops.workers.ring import Ring
 from local_jobs import local_job, together, turns, until
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])

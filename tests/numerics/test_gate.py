@@ -10,7 +10,7 @@ import pytest
 from aiops.compression.auto import AUTO, AutoCompressor
 from aiops.compression.gate import CANDIDATES, DENSE, Gate, Price
 from aiops.errors import ConfigError, UsageError
-from aiops.table_compression import compressor_for, measured_prices
+from aiops.tables.compression import compressor_for, measured_prices
 from bits import same_bits
 
 # Seconds and bytes per value as measured on two cores: encoding with error feedback, decoding.

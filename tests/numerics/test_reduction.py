@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 
 from aiops import BSP
 from aiops.errors import ConfigError
-from aiops.reduction import MajoritySign, Mean, Median, Reduction, Sum, TrimmedMean, reduction_from
+from aiops.shards.reduction import (
+    MajoritySign,
+    Mean,
+    Median,
+    Reduction,
+    Sum,
+    TrimmedMean,
+    reduction_from,
+)
 from aiops_protocol.payload import Float32Array
 from bits import odd_values, same_bits
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from aiops.compression import Codec, codec_from
 from aiops.compression.pulls import pull_codec, unit_elements
 from aiops.errors import ConfigError
-from aiops.layout import Layout, Piece
-from aiops.replica import Replica
-from aiops.table_replica import PulledReplica
+from aiops.shards.replica import Replica
+from aiops.tables.layout import Layout, Piece
+from aiops.tables.replica import PulledReplica
 from aiops_protocol.codecs import join_deltas
 from aiops_protocol.control import ShardPart
 from aiops_protocol.errors import MalformedFrame

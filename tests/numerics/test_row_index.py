@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiops.sparse.index import BUCKET, RowIndex
+from aiops.shards.sparse.index import BUCKET, RowIndex
 from aiops_protocol.key_list import KEY_END, Keys, mix
 
 near = st.integers(0, 3000)

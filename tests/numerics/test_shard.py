@@ -28,8 +28,8 @@ from aiops.optim import (
     Steps,
     WarmUp,
 )
-from aiops.reduction import Mean, Sum
-from aiops.shard import BLOCK_ELEMENTS, Selection, Shard, select, selected_elements
+from aiops.shards.reduction import Mean, Sum
+from aiops.shards.shard import BLOCK_ELEMENTS, Selection, Shard, select, selected_elements
 from aiops_protocol.key_range import Partition
 from aiops_protocol.payload import Float32Array
 from bits import odd_values, same_bits

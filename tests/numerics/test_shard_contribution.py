@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiops.contribution import PIECES_MAX, Assignment, Contribution
 from aiops.optim import Add
-from aiops.shard import Selection, Shard
+from aiops.shards.contribution import PIECES_MAX, Assignment, Contribution
+from aiops.shards.shard import Selection, Shard
 from aiops_protocol.payload import Float32Array
 from bits import odd_values, same_bits
 

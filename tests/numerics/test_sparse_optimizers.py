@@ -15,10 +15,10 @@ from aiops.errors import ConfigError
 from aiops.init import Constant
 from aiops.optim import SGD, Adam, AdamW, Optimizer
 from aiops.optim.clipping import refuse_row_limit
-from aiops.reduction import Sum
 from aiops.roles.memory import Budget
-from aiops.sparse import SparseShard
-from aiops.sparse.shard import KeyedRows
+from aiops.shards.reduction import Sum
+from aiops.shards.sparse import SparseShard
+from aiops.shards.sparse.shard import KeyedRows
 from aiops_protocol.key_list import KEY_END
 from aiops_protocol.payload import Float32Array
 from textbook import ALL, reference

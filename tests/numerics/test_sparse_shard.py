@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from aiops.init import Constant, Initializer, Normal, Uniform
 from aiops.optim import FTRL, SGD, Adagrad, Adam, Add, Momentum, Optimizer, Schedule, WarmUp
-from aiops.reduction import Mean, Median, Reduction, Sum
 from aiops.roles.memory import Budget
-from aiops.sparse import NoRoom, SparseAssignment, SparseContribution, SparseShard
-from aiops.sparse import rows as rows_module
+from aiops.shards.reduction import Mean, Median, Reduction, Sum
+from aiops.shards.sparse import NoRoom, SparseAssignment, SparseContribution, SparseShard
+from aiops.shards.sparse import rows as rows_module
 from aiops_protocol.key_list import KEY_END, Keys, mix
 from aiops_protocol.payload import Float32Array
 from row_model import RowModel

@@ -11,8 +11,8 @@ import pytest
 
 from aiops.optim import Optimizer, Steps, register
 from aiops.roles.actions import Ended, Note, Send
-from aiops.shard import Shard
-from aiops.sparse import NoRoom
+from aiops.shards.shard import Shard
+from aiops.shards.sparse import NoRoom
 from aiops_protocol.errors import ErrorCode
 from aiops_protocol.frames import Reject
 from aiops_protocol.payload import Float32Array

@@ -15,11 +15,11 @@ from aiops.errors import RequestTimeout
 from aiops.optim import Add
 from aiops.roles.actions import Action
 from aiops.roles.server import ServerCore
-from aiops.table import Table
+from aiops.tables.table import Table
 from aiops.testing.simulation.cluster import SimCluster
 from aiops.testing.simulation.loop import SimLoop
 from aiops.testing.simulation.seal import sealed
-from aiops.worker import Worker
+from aiops.workers.worker import Worker
 from aiops_protocol.frames import Push, Request
 
 SHAPE = (8, 1000)

@@ -11,15 +11,15 @@ from unittest import mock
 
 import numpy as np
 
-import aiops.ring
+import aiops.workers.ring
 from aiops.collective.plan import make_plan
 from aiops.errors import AiopsError, CollectiveAborted
-from aiops.ring import Ring
 from aiops.runtime.ring_group import RingGroup
 from aiops.testing.simulation.cluster import SimCluster
 from aiops.testing.simulation.loop import SimLoop
 from aiops.testing.simulation.seal import sealed
-from aiops.worker import Worker
+from aiops.workers.ring import Ring
+from aiops.workers.worker import Worker
 
 HEARTBEAT_S = 0.5
 CALLS = 3
@@ -118,7 +118,7 @@ def at_step(cell: Cell, strike: Callable[[], object]) -> Iterator[list[int]]:
 
     with (
         mock.patch.object(RingGroup, "peer_frame", counting),
-        mock.patch.object(aiops.ring, "make_plan", partial(make_plan, piece_elements=5)),
+        mock.patch.object(aiops.workers.ring, "make_plan", partial(make_plan, piece_elements=5)),
     ):
         yield taken
 

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 import aiops
-from aiops.connecting import Connecting
 from aiops.errors import BarrierTimeout, ConfigError, RequestTimeout
 from aiops.optim import SGD, Add
 from aiops.roles.consistency import AspRule, BspRule, Outcome, Rule
-from aiops.shard import Selection
+from aiops.shards.shard import Selection
 from aiops.testing import ChaosCluster, Faults, Weather
 from aiops.testing.history import Verdict, verify
 from aiops.testing.history.run import read_runs
 from aiops.testing.ledger import TABLES, keep_ledger
+from aiops.workers.connecting import Connecting
 from aiops_protocol.delivery import Inbox
 from aiops_protocol.delivery import Verdict as Judgement
 from aiops_protocol.errors import ErrorCode

@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from aiops.reduction import reduction_from
+from aiops.shards.reduction import reduction_from
 from aiops.testing.history.format import Opened
 from aiops.testing.history.run import Operation, Part, Run
 from aiops.testing.history.values import checkable, elements, parts_by_shard

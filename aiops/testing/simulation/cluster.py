@@ -10,13 +10,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from aiops.connecting import connect
 from aiops.runtime.scheduler_node import Scheduler
 from aiops.runtime.server_node import Server
 from aiops.testing.simulation.loop import SimLoop
 from aiops.testing.simulation.network import SimNetwork, SimVan
 from aiops.testing.simulation.process import SimProcess
-from aiops.worker import Worker
+from aiops.workers.connecting import connect
+from aiops.workers.worker import Worker
 
 __all__ = ["SimCluster"]
 

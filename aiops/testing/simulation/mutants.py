@@ -12,7 +12,6 @@ from typing import Any, Final
 
 import msgspec
 
-from aiops import table_rounds
 from aiops.errors import AiopsError
 from aiops.roles import (
     bounded,
@@ -25,6 +24,7 @@ from aiops.roles import (
     rounds,
 )
 from aiops.runtime import control_link, data_connection
+from aiops.tables import rounds as table_rounds
 from aiops.van import link
 from aiops_protocol import buffer, delivery, dialogue
 

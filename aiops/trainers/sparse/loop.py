@@ -10,13 +10,13 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from aiops.consistency import consistency_from
-from aiops.sparse_table import SparseTable
+from aiops.tables.sparse_table import SparseTable
 from aiops.trainers.sparse.config import SparseConfig
 from aiops.trainers.sparse.metrics import area_under_curve, log_loss
 from aiops.trainers.sparse.models import SparseModel
 from aiops.trainers.sparse.stream import batches
 from aiops.trainers.sparse.time_spent import Stopwatch
-from aiops.worker import Worker
+from aiops.workers.worker import Worker
 from aiops_protocol.key_list import Keys
 from aiops_protocol.payload import Float32Array
 

@@ -16,12 +16,12 @@ from aiops.compression.compressor import Compressor
 from aiops.compression.pulls import pull_codec
 from aiops.consistency import BSP
 from aiops.optim import SGD
-from aiops.replica import Replica
+from aiops.shards.replica import Replica
 from aiops.testing.simulation.cluster import SimCluster
 from aiops.testing.simulation.loop import SimLoop
 from aiops.testing.simulation.nemesis import Nemesis
 from aiops.testing.simulation.scenarios.common import HEARTBEAT_S, Broken, all_end, count
-from aiops.worker import Worker
+from aiops.workers.worker import Worker
 from aiops_protocol.codecs import mix
 from aiops_protocol.payload import Float32Array
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from aiops.consistency import SSP
 from aiops.optim import Add
-from aiops.table import Table
+from aiops.tables.table import Table
 from aiops.testing.simulation.cluster import SimCluster
 from aiops.testing.simulation.loop import SimLoop
 from aiops.testing.simulation.nemesis import Nemesis
@@ -24,7 +24,7 @@ from aiops.testing.simulation.scenarios.common import (
     read,
     start_again,
 )
-from aiops.worker import Worker
+from aiops.workers.worker import Worker
 from aiops_protocol.payload import Float32Array
 
 __all__ = ["bounded"]

@@ -22,7 +22,7 @@ from aiops.testing.simulation.scenarios.common import (
     count,
     start_again,
 )
-from aiops.worker import Worker
+from aiops.workers.worker import Worker
 
 __all__ = ["comeback"]
 

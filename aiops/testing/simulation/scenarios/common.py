@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 from aiops.errors import AiopsError
 from aiops.testing.simulation.cluster import SimCluster
 from aiops.testing.simulation.loop import SimLoop
-from aiops.worker import Worker
+from aiops.workers.worker import Worker
 from aiops_protocol.payload import Float32Array
 
 __all__ = ["HEARTBEAT_S", "REST_S", "Broken", "Scenario", "all_end", "count", "read", "start_again"]

@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiops.consistency import ASP
-from aiops.customer_handle import CustomerHandle
 from aiops.optim import Add
-from aiops.table import Table
+from aiops.tables.table import Table
 from aiops.testing.simulation.cluster import SimCluster
 from aiops.testing.simulation.loop import SimLoop
 from aiops.testing.simulation.nemesis import Nemesis
@@ -27,7 +26,8 @@ from aiops.testing.simulation.scenarios.common import (
     start_again,
 )
 from aiops.testing.simulation.scenarios.sparse_rows import SparseRows
-from aiops.worker import Worker
+from aiops.workers.customer_handle import CustomerHandle
+from aiops.workers.worker import Worker
 from aiops_protocol.payload import Float32Array
 
 __all__ = ["conservation"]

@@ -11,7 +11,7 @@ import numpy as np
 
 from aiops.consistency import Late, Quorum
 from aiops.optim import Add
-from aiops.table import Table
+from aiops.tables.table import Table
 from aiops.testing.simulation.cluster import SimCluster
 from aiops.testing.simulation.loop import SimLoop
 from aiops.testing.simulation.nemesis import Nemesis
@@ -23,7 +23,7 @@ from aiops.testing.simulation.scenarios.common import (
     read,
     start_again,
 )
-from aiops.worker import Worker
+from aiops.workers.worker import Worker
 from aiops_protocol.payload import Float32Array
 
 __all__ = ["quorums"]

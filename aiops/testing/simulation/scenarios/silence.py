@@ -17,7 +17,7 @@ from aiops.optim import Add
 from aiops.testing.simulation.cluster import SimCluster
 from aiops.testing.simulation.loop import SimLoop
 from aiops.testing.simulation.scenarios.common import HEARTBEAT_S, Broken, all_end, count
-from aiops.worker import Worker
+from aiops.workers.worker import Worker
 
 __all__ = ["WEATHERS", "silence"]
 

@@ -16,7 +16,7 @@ from aiops.consistency import ASP
 from aiops.optim import Add
 from aiops.testing.simulation.cluster import SimCluster
 from aiops.testing.simulation.scenarios.common import Broken, all_end
-from aiops.worker import Worker
+from aiops.workers.worker import Worker
 from aiops_protocol.payload import Float32Array
 
 __all__ = ["SparseRows"]

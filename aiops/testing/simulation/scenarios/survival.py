@@ -18,7 +18,7 @@ from aiops.testing.simulation.cluster import SimCluster
 from aiops.testing.simulation.loop import SimLoop
 from aiops.testing.simulation.nemesis import Nemesis
 from aiops.testing.simulation.scenarios.common import HEARTBEAT_S, Broken, all_end, count, read
-from aiops.worker import Worker
+from aiops.workers.worker import Worker
 from aiops_protocol.payload import Float32Array
 
 __all__ = ["survival"]

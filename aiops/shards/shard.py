@@ -2,7 +2,7 @@
 
 Keys are flat element indices; a shard holds [begin, end). When to apply what is the business
 of the consistency rules in `aiops.roles`, and so is what the workers of a round gave
-(`aiops.contribution`); nothing here knows workers, clocks or frames.
+(`aiops.shards.contribution`); nothing here knows workers, clocks or frames.
 
 All arithmetic is elementwise and in blocks that stay in cache, so the bits of a result do
 not depend on how a table is cut over servers. Overflow is a fact about the training, to be
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from aiops.optim import Optimizer, Steps
 from aiops.optim.guard import is_ours, update_guarded
-from aiops.reduction import Reduction
+from aiops.shards.reduction import Reduction
 from aiops_protocol.frames import Request
 from aiops_protocol.key_range import flat_indices
 from aiops_protocol.payload import Buffer, Float32Array

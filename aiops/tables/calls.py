@@ -17,7 +17,7 @@ from aiops_protocol.frames import Call, Reply
 from aiops_protocol.payload import Buffer, Float32Array, as_float32
 
 if TYPE_CHECKING:
-    from aiops.table_core import DenseCore
+    from aiops.tables.core import DenseCore
 
 __all__ = ["FunctionCalls"]
 

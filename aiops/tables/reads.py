@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from aiops.layout import Choice, Piece
 from aiops.roles.requests import Part
+from aiops.tables.layout import Choice, Piece
 from aiops_protocol.frames import Flag, Pull
 from aiops_protocol.payload import Float32Array, as_bytes
 
 if TYPE_CHECKING:
-    from aiops.table_core import TableCore
+    from aiops.tables.core import TableCore
 
 __all__ = ["Reads"]
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from aiops.customer_handle import Customers
 from aiops.errors import UsageError
 from aiops.observability import LatencyHistogram, SpanBuffer
 from aiops.runtime.postoffice import Postoffice
+from aiops.workers.customer_handle import Customers
 from aiops_protocol.control import NodeReport
 from aiops_protocol.limits import KEY_CHARS_MAX, REPORT_NAMES_MAX
 

@@ -1,8 +1,8 @@
 """Worker: the handle of one worker of a job; `connect`, in `connecting`, makes it.
 
 What lives here: the clock, the steps, the way out. Requests travel in `aiops.runtime.customer`,
-membership in `aiops.runtime.postoffice`; tables are opened in `worker_tables`, and what a worker
-tells about itself is in `worker_reports`.
+membership in `aiops.runtime.postoffice`; tables are opened in `tables`, and what a worker
+tells about itself is in `reports`.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from numpy.typing import NDArray
 from aiops.checks import check_count, check_name, check_timeout
 from aiops.compression import Codec
 from aiops.consistency import BSP, Consistency
-from aiops.customer_handle import CustomerHandle, Customers
 from aiops.errors import UsageError
 from aiops.init import Initializer
 from aiops.optim import SGD, Optimizer
-from aiops.ring import CALL_TIMEOUT_S, Ring
 from aiops.runtime.customer import Customer
 from aiops.runtime.postoffice import Postoffice
 from aiops.runtime.witness import Telling
-from aiops.sparse_table import SparseTable
-from aiops.table import Table
-from aiops.worker_identity import WorkerIdentity
-from aiops.worker_reports import Reports
-from aiops.worker_rings import Rings
-from aiops.worker_tables import Tables, sparse_table_spec, table_spec
+from aiops.tables.sparse_table import SparseTable
+from aiops.tables.table import Table
+from aiops.workers.customer_handle import CustomerHandle, Customers
+from aiops.workers.identity import WorkerIdentity
+from aiops.workers.reports import Reports
+from aiops.workers.ring import CALL_TIMEOUT_S, Ring
+from aiops.workers.rings import Rings
+from aiops.workers.tables import Tables, sparse_table_spec, table_spec
 from aiops_protocol.payload import Float32Array
 
 __all__ = ["Worker"]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from aiops.errors import ConfigError
 
 if TYPE_CHECKING:
-    from aiops.table import Table
+    from aiops.tables.table import Table
 
 __all__ = ["WorkerState"]
 

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from aiops.sparse.index import RowNumbers
+from aiops.shards.sparse.index import RowNumbers
 
 __all__ = ["STEPS", "VALUES", "Rows"]
 

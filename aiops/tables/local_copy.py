@@ -20,7 +20,7 @@ from aiops.optim.clipping import refuse_row_limit
 from aiops_protocol.payload import Float32Array
 
 if TYPE_CHECKING:
-    from aiops.table import PushResult, Table
+    from aiops.tables.table import PushResult, Table
 
 __all__ = ["LocalCopy"]
 

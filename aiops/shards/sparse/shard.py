@@ -9,7 +9,7 @@ are spread over servers.
 Each row counts its own steps, with and without rounds, for optimizers that ask for them: a row that
 is seldom touched is then corrected like one that is young.
 
-As in `aiops.shard`, callers set numpy's errstate.
+As in `aiops.shards`, callers set numpy's errstate.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from aiops.init import Initializer
 from aiops.optim import Optimizer, Steps
 from aiops.optim.clipping import clip_rows, row_limit
 from aiops.optim.guard import is_ours, update_guarded
-from aiops.reduction import Reduction
-from aiops.sparse.index import INDEX_ROWS_MAX, RowIndex, RowNumbers
-from aiops.sparse.memory import Memory, NoRoom
-from aiops.sparse.rows import STEPS, VALUES, Rows
+from aiops.shards.reduction import Reduction
+from aiops.shards.sparse.index import INDEX_ROWS_MAX, RowIndex, RowNumbers
+from aiops.shards.sparse.memory import Memory, NoRoom
+from aiops.shards.sparse.rows import STEPS, VALUES, Rows
 from aiops_protocol.frames import Request
 from aiops_protocol.key_list import Keys, as_keys, mix
 from aiops_protocol.payload import Float32Array
@@ -93,7 +93,7 @@ class SparseShard:
     memory
         The limit that new rows, and what waits for a round, count against.
     clock
-        The furthest clock of any step so far, by which learning rates go; see `aiops.shard.Shard`.
+        The furthest clock of any step so far, by which learning rates go; see `Shard`.
     """
 
     __slots__ = (

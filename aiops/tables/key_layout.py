@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiops.errors import UsageError
-from aiops.layout import Choice, Piece
+from aiops.tables.layout import Choice, Piece
 from aiops_protocol.control import ShardPart
 from aiops_protocol.key_list import KEY_END, Keys, mix
 from aiops_protocol.limits import KEYS_PER_LIST_MAX, SEGMENT_BYTES

@@ -1,6 +1,6 @@
 """Table: the handle of one dense table, from a worker's side; what users call.
 
-What it takes to do it is in the modules that `table_core` brings together; the versioned copy is
+What it takes to do it is in the modules that `core` brings together; the versioned copy is
 `local_copy`.
 """
 
@@ -15,19 +15,19 @@ from numpy.typing import NDArray
 
 from aiops.checks import check_ack, check_out, check_timeout
 from aiops.errors import UsageError
-from aiops.layout import Choice, Rows
-from aiops.local_copy import LocalCopy
 from aiops.roles.requests import Operation
-from aiops.table_calls import FunctionCalls
-from aiops.table_core import DenseCore, TableCore
-from aiops.updates import Updates
+from aiops.tables.calls import FunctionCalls
+from aiops.tables.core import DenseCore, TableCore
+from aiops.tables.layout import Choice, Rows
+from aiops.tables.local_copy import LocalCopy
+from aiops.tables.updates import Updates
 from aiops_protocol.control import TableOpened
 from aiops_protocol.frames import AckLevel, Assign, Push, PushPull, Request
 from aiops_protocol.payload import Float32Array, as_bytes
 
 if TYPE_CHECKING:
     from aiops.runtime.customer import Customer
-    from aiops.worker import Worker
+    from aiops.workers.worker import Worker
 
 __all__ = ["PushResult", "Table", "push_result"]
 

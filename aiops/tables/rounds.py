@@ -18,7 +18,7 @@ from aiops_protocol.frames import Flag, Seal
 from aiops_protocol.payload import weight_bytes
 
 if TYPE_CHECKING:
-    from aiops.table_core import TableCore
+    from aiops.tables.core import TableCore
 
 __all__ = ["Place"]
 

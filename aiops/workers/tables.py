@@ -17,16 +17,16 @@ from aiops.init import Constant, Initializer
 from aiops.optim import Optimizer
 from aiops.optim.clipping import refuse_row_limit
 from aiops.roles.job import RESIDUAL_NORM
-from aiops.sparse_table import SparseTable
-from aiops.table import Table
-from aiops.table_compression import compression_spelling
-from aiops.worker_state import WorkerState
+from aiops.tables.compression import compression_spelling
+from aiops.tables.sparse_table import SparseTable
+from aiops.tables.table import Table
+from aiops.workers.state import WorkerState
 from aiops_protocol.control import TableSpec
 from aiops_protocol.limits import ROW_WIDTH_MAX
 from aiops_protocol.payload import Float32Array
 
 if TYPE_CHECKING:
-    from aiops.worker import Worker
+    from aiops.workers.worker import Worker
 
 __all__ = ["Tables", "sparse_table_spec", "table_spec"]
 

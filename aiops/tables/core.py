@@ -1,7 +1,7 @@
 """TableCore: what the parts of one table's handle share; DenseCore: with rows by number.
 
-The parts are the worker's place in the rounds (`table_rounds`), what is read (`table_reads`) and
-what is written (`table_writes`). What users call is in `table`.
+The parts are the worker's place in the rounds (`rounds`), what is read (`table_reads`) and
+what is written (`writes`). What users call is in `table`.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from aiops.compression.compressor import Compressor
-from aiops.layout import Choice, Layout
 from aiops.roles.rules import CLOCKED, ROUNDS, has_lead
-from aiops.table_compression import compressor_for
-from aiops.table_reads import Reads
-from aiops.table_replica import PulledReplica
-from aiops.table_rounds import Place
-from aiops.table_staleness import Staleness
-from aiops.table_writes import RowWrites, Writes
+from aiops.tables.compression import compressor_for
+from aiops.tables.layout import Choice, Layout
+from aiops.tables.reads import Reads
+from aiops.tables.replica import PulledReplica
+from aiops.tables.rounds import Place
+from aiops.tables.staleness import Staleness
+from aiops.tables.writes import RowWrites, Writes
 from aiops_protocol.codecs import mix
 from aiops_protocol.control import TableOpened, TableSpec
 from aiops_protocol.delivery import Outbox
@@ -25,7 +25,7 @@ from aiops_protocol.payload import Float32Array
 
 if TYPE_CHECKING:
     from aiops.runtime.customer import Customer
-    from aiops.worker import Worker
+    from aiops.workers.worker import Worker
 
 __all__ = ["DenseCore", "TableCore"]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from aiops.sparse.memory import NoRoom
-from aiops.sparse.shard import KeyedRows, SparseShard
+from aiops.shards.sparse.memory import NoRoom
+from aiops.shards.sparse.shard import KeyedRows, SparseShard
 from aiops_protocol.key_list import Keys
 from aiops_protocol.payload import Float32Array
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from aiops.layout import Layout, Piece
-from aiops.replica import add_decoded
+from aiops.shards.replica import add_decoded
+from aiops.tables.layout import Layout, Piece
 from aiops_protocol.codecs import decode_values, split_deltas
 from aiops_protocol.errors import MalformedFrame
 from aiops_protocol.frames import Codec, Reply

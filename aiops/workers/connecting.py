@@ -13,7 +13,7 @@ from aiops.runtime.postoffice import Postoffice
 from aiops.runtime.witness import Witness
 from aiops.van import TcpVan
 from aiops.van.base import Van
-from aiops.worker import CONNECT_TIMEOUT_S, Worker, describe
+from aiops.workers.worker import CONNECT_TIMEOUT_S, Worker, describe
 
 __all__ = ["Connecting", "connect"]
 

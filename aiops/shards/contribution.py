@@ -1,7 +1,7 @@
 """What one worker gave to a shard in the open round, kept apart from the values until its close.
 
 Which round is open and who takes part is the business of `aiops.roles`; here are only arrays.
-As in `aiops.shard`, callers set numpy's errstate.
+As in `aiops.shards`, callers set numpy's errstate.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from aiops.shard import Selection, Shard
+from aiops.shards.shard import Selection, Shard
 from aiops_protocol.payload import Float32Array
 
 __all__ = ["ASSIGNMENT_BYTES", "CONTRIBUTION_BYTES", "Assignment", "Contribution"]

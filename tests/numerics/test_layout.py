@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiops.errors import UsageError
-from aiops.layout import Layout, Piece
+from aiops.tables.layout import Layout, Piece
 from aiops_protocol.control import ShardPart
 from aiops_protocol.key_range import Partition
 from aiops_protocol.limits import RANGES_PER_FRAME_MAX, SEGMENT_ELEMENTS

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from aiops.checks import check_timeout
 from aiops.errors import Closed, UsageError
 from aiops.runtime.customer import Customer
-from aiops.sparse_table import SparseTable
-from aiops.table import Table
+from aiops.tables.sparse_table import SparseTable
+from aiops.tables.table import Table
 from aiops_protocol.limits import CUSTOMERS_MAX
 
 if TYPE_CHECKING:
-    from aiops.worker import Worker
+    from aiops.workers.worker import Worker
 
 __all__ = ["CustomerHandle", "Customers"]
 

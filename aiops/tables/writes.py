@@ -18,14 +18,14 @@ from aiops.compression.auto import AutoCompressor
 from aiops.compression.compressor import Compressor
 from aiops.compression.gate import Gate
 from aiops.errors import UsageError
-from aiops.layout import Choice, Layout, Rows
 from aiops.roles.requests import Operation, Part
+from aiops.tables.layout import Choice, Layout, Rows
 from aiops_protocol.codecs import word_of
 from aiops_protocol.frames import AckLevel, Assign, Flag, Request
 from aiops_protocol.payload import Float32Array, as_bytes
 
 if TYPE_CHECKING:
-    from aiops.table_core import TableCore
+    from aiops.tables.core import TableCore
 
 __all__ = ["RowWrites", "Writes"]
 

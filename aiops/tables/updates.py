@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from aiops.errors import Closed, RequestTimeout
-from aiops.layout import Piece
+from aiops.tables.layout import Piece
 from aiops_protocol.payload import Float32Array, as_bytes
 
 if TYPE_CHECKING:
-    from aiops.local_copy import LocalCopy
-    from aiops.table_core import DenseCore
+    from aiops.tables.core import DenseCore
+    from aiops.tables.local_copy import LocalCopy
 
 __all__ = ["Updates"]
 

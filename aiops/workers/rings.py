@@ -6,12 +6,12 @@ import asyncio
 import ipaddress
 
 from aiops.errors import ConfigError, UsageError
-from aiops.ring import Ring
 from aiops.runtime.addresses import parse_address
 from aiops.runtime.postoffice import Postoffice
 from aiops.runtime.ring_desk import RingDesk
 from aiops.runtime.ring_shared import TRANSPORTS
 from aiops.van.base import Van
+from aiops.workers.ring import Ring
 
 __all__ = ["Rings"]
 

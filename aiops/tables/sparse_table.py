@@ -8,16 +8,16 @@ import numpy as np
 
 from aiops.checks import check_array, check_out, check_timeout
 from aiops.errors import UsageError
-from aiops.key_layout import KeyLayout, Wanted
-from aiops.table import PushResult, push_result
-from aiops.table_core import TableCore
+from aiops.tables.core import TableCore
+from aiops.tables.key_layout import KeyLayout, Wanted
+from aiops.tables.table import PushResult, push_result
 from aiops_protocol.control import TableOpened
 from aiops_protocol.frames import Assign, Push, Request
 from aiops_protocol.payload import Float32Array
 
 if TYPE_CHECKING:
     from aiops.runtime.customer import Customer
-    from aiops.worker import Worker
+    from aiops.workers.worker import Worker
 
 __all__ = ["SparseTable"]
 
