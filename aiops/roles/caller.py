@@ -25,6 +25,7 @@ class Caller(msgspec.Struct, gc=False):
     incarnation: int
     order: int = 0  # of all connections to this server
     customers: int = 1  # its sessions are the numbers below
+    session: int = -1  # of its first request; below 0 before that, as for a probe
     pulls_waiting: int = 0
     keys_waiting_bytes: int = 0
 

@@ -139,6 +139,23 @@ class ServerCore:
             table.disconnected(peer)
         return self._forget_departed(caller.rank)
 
+    def _drop_former(self, caller: Caller) -> list[Action]:
+        """Drop all connections of a session but its newest: its worker has given them up.
+
+        They may be dead ones that nothing has told of, with answers that nobody will read. What
+        comes over one of them for the first time may be read later than the newest one's.
+        """
+        mine = (caller.rank, caller.incarnation, caller.session)
+        peers = [
+            peer
+            for peer, one in self._callers.items()
+            if (one.rank, one.incarnation, one.session) == mine
+        ]
+        peers.remove(max(peers, key=lambda peer: self._callers[peer].order))
+        text = f"worker {caller.rank} has opened another connection for customer {caller.session}"
+        drops: list[Action] = [Drop(peer, ErrorCode.OK, text) for peer in peers]
+        return [*drops, *(action for peer in peers for action in self.disconnected(peer))]
+
     # --- the data path ---
 
     def request(self, peer: int, request: Request, now: float) -> list[Action]:
@@ -147,6 +164,10 @@ class ServerCore:
         table = self.tables.get(request.table)
         if caller is None or table is None or self.ended is not None:
             return [self._turn_away(peer, caller, request)]
+        if caller.session < 0:
+            caller.session = request.session
+            if len(self._callers) > 1 and (dropped := self._drop_former(caller)):
+                return [*dropped, *self.request(peer, request, now)]
         begin, end = request.begin, request.end
         if request.flags & _KEY_SIGNATURE:
             named = self._resolve(peer, request)

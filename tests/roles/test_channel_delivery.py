@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from aiops.roles.actions import Send
+from aiops.roles.actions import Drop, Send
 from aiops.roles.requests import Channel, Operation, Part
 from aiops_protocol.codec import encode
 from aiops_protocol.delivery import Inbox, Outbox, Verdict
@@ -118,6 +118,9 @@ class Delivery(RuleBasedStateMachine):
             else:
                 actions = self.served.ask(wire.peer, request)
             for action in actions:
+                if isinstance(action, Drop):
+                    assert action.peer in [other.peer for other in self.old]
+                    continue
                 assert isinstance(action, Send)
                 header, payload = encode(action.frame)
                 wire.down.append(bytes(header) + bytes(payload))
