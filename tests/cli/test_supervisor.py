@@ -58,7 +58,7 @@ class Launch:
         programs = [self._program(rank, text) for rank, text in enumerate(commands)]
         names = tuple(program.name for program in programs)
         children = Children(Supervision(names, (), **settings))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             return await children.run(self.job, programs, self.stop)
 
     def _program(self, rank: int, text: str) -> Program:

@@ -36,7 +36,7 @@ import aiops.blocking
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LANGUAGES = {"python", "sh", "console", "toml", "text"}
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 
 BLOCK = re.compile(
     r"^```(?P<language>\w*)[^\n]*\n(?P<shown>.*?)^```$|^<!-- python\n(?P<hidden>.*?)^-->$",

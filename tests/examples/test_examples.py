@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
-TIMEOUT_S = 60.0  # a few seconds each; the rest is for a busy machine
+TIMEOUT_S = 180.0  # a few seconds each; the rest is for a busy machine
 
 
 def run(*command: str | Path, folder: Path, environment: dict[str, str]) -> str:

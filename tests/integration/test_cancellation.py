@@ -324,61 +324,6 @@ async def test_two_ticks_at_once_are_refused() -> None:
 # --- deadlines ---
 
 
-async def test_a_timeout_names_server_address_table_keys_and_time() -> None:
-    async with local_job(2) as cluster, cluster.connect() as worker:
-        table = await worker.table("weights", (64, 2), optimizer=Add(), consistency=ASP())
-        port = cluster.servers[1].address.rpartition(":")[2]
-        pause(cluster.servers[1])
-        part = next(part for part in table.partition if part["server"] == 1)
-        keys = rf"\[{part['begin']}, {part['end']}\)"
-        began = time.monotonic()
-        for verb, call in (
-            ("push", table.push(np.ones((64, 2), np.float32), timeout_s=0.05)),
-            ("pull", table.pull(timeout_s=0.05)),
-            ("assign", table.assign(np.ones((64, 2), np.float32), timeout_s=0.05)),
-            ("push_pull", table.push_pull(np.ones((64, 2), np.float32), timeout_s=0.05)),
-        ):
-            with pytest.raises(
-                RequestTimeout,
-                match=rf"^{verb} table weights: no answer from server 1 \(server-1\) at "
-                rf"127.0.0.1:{port} for keys {keys} within 0.\d+ s$",
-            ) as caught:
-                await call
-            assert caught.value.operation == verb
-            assert 0.049 <= caught.value.elapsed_s < 1
-            assert isinstance(caught.value, TimeoutError)
-            assert "weights" in repr(caught.value)
-        assert time.monotonic() - began < 2
-        go_on(cluster.servers[1])
-        values = await table.pull()
-        assert values.shape == (64, 2)
-        validate(worker)
-
-
-async def test_a_timeout_by_rule_names_whom_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aiops.roles.served_table.NOTICE_S", 0.02)
-    monkeypatch.setattr("aiops.runtime.server_node.TICK_S", 0.01)
-    async with (
-        local_job() as cluster,
-        cluster.connect() as worker,
-        cluster.connect() as slow,
-        cluster.connect() as slower,
-    ):
-        tables = await together(
-            one.table("w", 4, optimizer=Add()) for one in (worker, slow, slower)
-        )
-        await worker.tick()
-        with pytest.raises(
-            RequestTimeout, match=r"pull table w: .*it waits by rule for worker 1 .*, 2 .*$"
-        ):
-            await tables[0].pull(timeout_s=0.2)
-        await slow.tick()
-        with pytest.raises(RequestTimeout, match=r"it waits by rule for worker 2 .*$"):
-            await tables[0].pull(timeout_s=0.2)
-        await slower.tick()
-        assert (await tables[0].pull(timeout_s=5) == 0).all()
-
-
 async def test_an_answer_that_lies_unread_is_no_timeout() -> None:
     """The loop was held up by a computation for longer than the deadline."""
     async with local_job() as cluster, cluster.connect() as worker:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import time
 from contextlib import suppress
 from typing import Any
 
@@ -44,6 +43,7 @@ from local_jobs import (
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
 
 LARGE = 4 * 1024 * 1024 + 17
+NEVER_S = 3600.0  # the heartbeat of a job whose ends are told, and not found out
 
 
 def ones(size: int = 64) -> Float32Array:
@@ -176,13 +176,12 @@ async def test_a_server_that_ends_each_connection_is_not_called_in_a_frenzy(
 
 
 async def test_a_server_that_closes_while_training_names_itself_and_its_keys() -> None:
-    async with local_job(2) as cluster:
+    async with local_job(2, heartbeat_s=NEVER_S) as cluster:
         workers = [await cluster.connect() for _ in range(2)]
         tables = await together(worker.table("w", 64, optimizer=Add()) for worker in workers)
         await workers[0].tick()
         waiting = asyncio.ensure_future(tables[0].pull())
         await turns(5)
-        began = time.monotonic()
         part = next(part for part in tables[0].partition if part["server"] == 1)
         address = cluster.servers[1].address
         await cluster.servers[1].close()
@@ -193,7 +192,6 @@ async def test_a_server_that_closes_while_training_names_itself_and_its_keys() -
         for table in tables:
             with pytest.raises(NodeFailed, match=rf"server 1 \(server-1\) at {address}.*{keys}"):
                 await table.push(ones())
-        assert time.monotonic() - began < 3
         for worker in workers:
             with pytest.raises(NodeFailed):
                 await worker.close()
@@ -209,8 +207,8 @@ async def test_a_server_without_keys_may_leave() -> None:
         assert (await table.pull() == 1).all()
 
 
-async def test_a_scheduler_that_closes_ends_everybody_quickly() -> None:
-    async with local_job(2) as cluster:
+async def test_a_scheduler_that_closes_ends_everybody_by_saying_so() -> None:
+    async with local_job(2, heartbeat_s=NEVER_S) as cluster:
         workers = [await cluster.connect() for _ in range(2)]
         tables = await together(worker.table("w", 64, optimizer=Add()) for worker in workers)
         await workers[0].tick()
@@ -219,7 +217,6 @@ async def test_a_scheduler_that_closes_ends_everybody_quickly() -> None:
             for call in (tables[0].pull(), workers[0].barrier("x"), anext(tables[1].updates()))
         ]
         await turns(5)
-        began = time.monotonic()
         closing = asyncio.ensure_future(cluster.scheduler.close("for a test"))
         results = await asyncio.gather(*waiting, return_exceptions=True)
         assert all(isinstance(result, AiopsError) for result in results[:2]), results
@@ -228,16 +225,14 @@ async def test_a_scheduler_that_closes_ends_everybody_quickly() -> None:
                 worker.check()
             await worker.close()
         await closing
-        assert time.monotonic() - began < 3
         for server in cluster.servers:
             assert (await server.wait_ended()).ok
 
 
-async def test_a_scheduler_that_vanishes_ends_everybody_quickly() -> None:
-    async with local_job(2) as cluster:
+async def test_a_scheduler_that_vanishes_ends_everybody_before_its_heartbeats_are_missed() -> None:
+    async with local_job(2, heartbeat_s=NEVER_S) as cluster:
         worker = await cluster.connect()
         table = await worker.table("w", 64, optimizer=Add())
-        began = time.monotonic()
         listener = cluster.scheduler._listener
         assert listener is not None
         await listener.close()
@@ -249,7 +244,6 @@ async def test_a_scheduler_that_vanishes_ends_everybody_quickly() -> None:
                 await call
         with pytest.raises(NodeFailed):
             await worker.close()
-        assert time.monotonic() - began < 3
 
 
 # --- wrong addresses, wrong peers ---
@@ -336,8 +330,8 @@ async def test_nobody_listens() -> None:
             address = f"127.0.0.1:{unused.getsockname()[1]}"
             with pytest.raises(
                 DialFailed,
-                match=rf"gave up connecting to the scheduler at {address} after [2-9] attempts in "
-                r"0.\d s: .*nobody listens there",
+                match=rf"gave up connecting to the scheduler at {address} after \d+ attempts? in "
+                r"\d+\.\d s: .*nobody listens there",
             ) as caught:
                 await aiops.connect(address, timeout_s=0.5)
             assert caught.value.retryable
@@ -440,9 +434,9 @@ async def test_who_is_missing_when_the_job_is_not_complete() -> None:
         aiops.Server(scheduler.address, heartbeat_thread=False),
     ):
         with pytest.raises(
-            JoinTimeout, match=r"after 0.1 s 1/2 servers and 1/3 workers have registered"
+            JoinTimeout, match=r"after 1 s 1/2 servers and 1/3 workers have registered"
         ):
-            await aiops.connect(scheduler.address, timeout_s=0.1, heartbeat_thread=False)
+            await aiops.connect(scheduler.address, timeout_s=1.0, heartbeat_thread=False)
 
 
 async def test_a_goodbye_of_an_ending_server_is_final() -> None:

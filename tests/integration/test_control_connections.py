@@ -6,7 +6,6 @@ In life: a middlebox forgets a connection that was idle, or a damaged frame ends
 from __future__ import annotations
 
 import asyncio
-import time
 
 import numpy as np
 import pytest
@@ -159,16 +158,14 @@ async def test_leaving_over_a_connection_that_breaks_is_leaving_all_the_same() -
 
 
 async def test_a_scheduler_that_was_closed_is_not_waited_for() -> None:
-    async with local_job() as cluster:
+    async with local_job(heartbeat_s=3600) as cluster:  # whose absence nobody notices
         worker = await cluster.connect()
         listener = cluster.scheduler._listener
         assert listener is not None
         await listener.close()
-        began = time.monotonic()
         reset(worker)
         with pytest.raises(NodeFailed, match=r"scheduler at .* is gone: .*nobody listens there"):
             await worker.barrier("b")
-        assert time.monotonic() - began < 2
         with pytest.raises(NodeFailed):
             await worker.close()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
 from itertools import count
 from typing import Any
@@ -193,37 +192,33 @@ async def test_without_rounds_each_change_counts_in_full() -> None:
 
 async def test_one_that_hangs_holds_up_nobody_in_a_quorum() -> None:
     """Three of four are enough. The fourth sleeps for all rounds but the first two."""
-    grace_s, rounds, over = 0.02, 12, asyncio.Event()
+    rounds, over = 12, asyncio.Event()
     done: set[int] = set()
 
-    async def train(worker: aiops.Worker) -> tuple[float, float]:
+    async def train(worker: aiops.Worker) -> float:
         local = await LocalSGD.open(
             *(worker, "w", np.zeros(2000, F)),
             every=5,
             outer=SGD(lr=1.0),
-            consistency=Quorum(minimum=3, grace_s=grace_s),
+            consistency=Quorum(minimum=3, grace_s=0.02),
         )
         await worker.barrier("open")
-        begun = time.monotonic()
         async for step in local.steps(5 * rounds):
             local.values += 1.0
             if worker.rank == 3 and step == 12:
-                await over.wait()
+                await over.wait()  # for ever, if the others waited for this one
                 break
-        elapsed_s = time.monotonic() - begun
         if worker.rank == 3:
-            return elapsed_s, 0.0
+            return 0.0
         value = float((await local.pull())[0])
         done.add(worker.rank)
         if len(done) == 3:
             over.set()
-        return elapsed_s, value
+        return value
 
     async with local_job(2, on_worker_loss="continue") as cluster:
         results = await cluster.run(train, workers=4)
-    for elapsed_s, value in results[:3]:
-        assert value == 5 * rounds, "each round is the mean of those who came: 5 up"
-        assert elapsed_s < rounds * (grace_s + 0.2), "and nobody waited for the one that slept"
+    assert results[:3] == [5 * rounds] * 3, "each round is the mean of those who came: 5 up"
 
 
 async def test_a_quorum_and_fragments_do_not_go_together() -> None:

@@ -10,6 +10,7 @@ import pytest
 import aiops
 from aiops import ASP
 from aiops.optim import Add
+from local_jobs import GUARD_S
 
 LOOPS = ["asyncio", "uvloop"]
 
@@ -29,7 +30,7 @@ async def test_a_stop_is_for_those_who_were_there() -> None:
     async def train_whole(worker: aiops.Worker) -> int:
         return len([step async for step in worker.steps(10)])
 
-    async with asyncio.timeout(20), aiops.LocalCluster(servers=1) as cluster:
+    async with asyncio.timeout(GUARD_S), aiops.LocalCluster(servers=1) as cluster:
         first = await cluster.run(train, workers=2)
         assert first == [first[0]] * 2
         assert first[0] < 10
@@ -39,7 +40,7 @@ async def test_a_stop_is_for_those_who_were_there() -> None:
 @pytest.mark.asyncio(loop_factories=LOOPS)
 async def test_a_server_that_leaves_after_its_workers_does_not_fail_the_job() -> None:
     """The natural order of nested `async with` when all roles are embedded."""
-    async with asyncio.timeout(20), aiops.Scheduler(servers=1) as scheduler:
+    async with asyncio.timeout(GUARD_S), aiops.Scheduler(servers=1) as scheduler:
         async with (
             aiops.Server(scheduler.address, heartbeat_thread=False),
             aiops.connect(scheduler.address, heartbeat_thread=False) as worker,

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-TIMEOUT_S = 40.0  # for the slowest command on a busy machine; nothing waits for it in normal life
+TIMEOUT_S = 120.0  # for the slowest command on a busy machine; nothing waits for it in normal life
 
 
 def aiops(

@@ -34,9 +34,14 @@ async def guarded() -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def local_job(servers: int = 1, **options: Any) -> AsyncIterator[aiops.LocalCluster]:
+async def local_job(
+    servers: int = 1, *, heartbeat_s: float | None = None, **options: Any
+) -> AsyncIterator[aiops.LocalCluster]:
     """Give a local cluster, guarded; the servers' own invariants are checked at the end."""
-    async with guarded(), aiops.LocalCluster(servers, **options) as cluster:
+    cluster = aiops.LocalCluster(servers, **options)
+    if heartbeat_s is not None:
+        cluster._options["heartbeat_s"] = heartbeat_s
+    async with guarded(), cluster:
         yield cluster
         cluster.scheduler._running.validate()
         for server in cluster.servers:
