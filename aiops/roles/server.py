@@ -153,7 +153,7 @@ class ServerCore:
         ]
         peers.remove(max(peers, key=lambda peer: self._callers[peer].order))
         text = f"worker {caller.rank} has opened another connection for customer {caller.session}"
-        drops: list[Action] = [Drop(peer, ErrorCode.OK, text) for peer in peers]
+        drops: list[Action] = [Drop(peer, ErrorCode.TOO_MANY_CONNECTIONS, text) for peer in peers]
         return [*drops, *(action for peer in peers for action in self.disconnected(peer))]
 
     # --- the data path ---
@@ -163,7 +163,7 @@ class ServerCore:
         caller = self._callers.get(peer)
         table = self.tables.get(request.table)
         if caller is None or table is None or self.ended is not None:
-            return [self._turn_away(peer, caller, request)]
+            return self._turn_away(peer, caller, request)
         if caller.session < 0:
             caller.session = request.session
             if len(self._callers) > 1 and (dropped := self._drop_former(caller)):
@@ -215,13 +215,14 @@ class ServerCore:
         text = f"this server holds [{table.begin}, {table.end}) of table {table.name}, {by}"
         return refuse(peer, request, ErrorCode.KEY_RANGE_NOT_OWNED, text, self.epoch)
 
-    def _turn_away(self, peer: int, caller: Caller | None, request: Request) -> Action:
+    def _turn_away(self, peer: int, caller: Caller | None, request: Request) -> list[Action]:
         if caller is None:
-            return refuse(peer, request, ErrorCode.STALE_INCARNATION, epoch=self.epoch)
+            return [refuse(peer, request, ErrorCode.STALE_INCARNATION, epoch=self.epoch)]
         if self.ended is not None:
-            text = f"the server has ended: {self.ended.reason}"
-            return refuse(peer, request, ErrorCode.SHUTTING_DOWN, text, self.epoch)
-        return refuse(peer, request, ErrorCode.UNKNOWN_TABLE, epoch=self.epoch)
+            # No answer but the goodbye that follows when the scheduler knows: a worker that is
+            # told here would end first, and be blamed for the end of the job.
+            return []
+        return [refuse(peer, request, ErrorCode.UNKNOWN_TABLE, epoch=self.epoch)]
 
     # --- time ---
 

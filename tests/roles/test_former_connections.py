@@ -25,7 +25,7 @@ def test_a_session_that_speaks_over_another_connection_leaves_the_former_one() -
     push = served.mutation(Push, 0, session=1, begin=0, end=1, payload=bytes(4))
     drop, answer = served.ask(20, push)
     assert isinstance(drop, Drop)
-    assert (drop.peer, drop.code) == (10, ErrorCode.OK)
+    assert (drop.peer, drop.code) == (10, ErrorCode.TOO_MANY_CONNECTIONS)
     assert acked([answer])
     assert not served.table.pulls
     assert refusal(served.push(0, [1], session=1))[0] is ErrorCode.STALE_INCARNATION

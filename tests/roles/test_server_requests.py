@@ -425,13 +425,12 @@ def test_settings_that_this_server_does_not_understand_are_refused(
     assert list(served.core.tables) == [1]
 
 
-def test_after_the_end_everything_is_turned_away() -> None:
+def test_after_the_end_nobody_is_let_in_and_nothing_is_answered() -> None:
+    """The goodbye tells the rest, after the scheduler knows."""
     served = asp()
     (ended,) = served.core.order(Shutdown(reason="all is done"), 0.0)
     assert ended == Ended(True, "all is done")
-    code, text = refusal(served.push(0, [1]))
-    assert code is ErrorCode.SHUTTING_DOWN
-    assert "all is done" in text
+    assert served.push(0, [1]) == served.pull(0) == []
     assert served.core.admit(0, 1) is ErrorCode.SHUTTING_DOWN
     assert not served.values.any()
 
