@@ -7,6 +7,7 @@ names its loops: ``@pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])``.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 from collections.abc import Callable, Mapping
@@ -120,3 +121,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     ]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Let the collector of garbage pass over what all tests share: it takes 0.2 s to look at.
+
+    Simulated runs and checks that nothing is left behind collect thousands of times.
+    """
+    gc.collect()
+    gc.freeze()
