@@ -9,7 +9,8 @@ import pytest
 
 from aiops.errors import NodeFailed
 from aiops.optim import Add
-from local_jobs import local_job, resume, stall, turns, until
+from local_jobs import local_job, turns, until
+from van_bodies import resume, stall
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
 
