@@ -97,6 +97,10 @@ class Compressor:
                     self._state[name][where] = array
         return encoded
 
+    def passes(self, x: Float32Array) -> bool:
+        """Whether a vector need not be encoded; it is counted then."""
+        return False
+
     @property
     def spelling(self) -> str:
         """Of the codec, as a saved state names it."""

@@ -10,6 +10,7 @@ import asyncio
 import time
 from typing import Final
 
+from aiops.compression.link import Link
 from aiops.errors import AiopsError, Closed, NodeFailed, RequestTimeout
 from aiops.observability import ByteCounters, LatencyHistogram
 from aiops.roles.patience import LOOK_S
@@ -53,6 +54,8 @@ class Customer:
         What went over the data connections, by cause.
     latency
         Histograms of whole calls, by verb.
+    uplink, downlink
+        What compressed tables have found out about the ways there and back.
     witness
         Who is told of every operation, if anybody.
     """
@@ -69,6 +72,7 @@ class Customer:
         self._loop = asyncio.get_running_loop()
         self._closed = False
         self.bytes = ByteCounters()
+        self.uplink, self.downlink = Link(), Link()
         self.latency: dict[str, LatencyHistogram] = {}
         self.witness: Witness | None = None
         self._opening: list[asyncio.Task[None]] = []

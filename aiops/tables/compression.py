@@ -13,15 +13,15 @@ from aiops.compression import Codec, PowerSGD, codec_from
 from aiops.compression.auto import AUTO, AutoCompressor
 from aiops.compression.compressor import Compressor
 from aiops.compression.gate import CANDIDATES, DENSE, Gate, Price
+from aiops.compression.link import Link
 from aiops.compression.pulls import pull_codec
 from aiops.errors import ConfigError
 from aiops_protocol.codecs import decode_values
-from aiops_protocol.payload import Float32Array
 
 __all__ = ["compression_spelling", "compressor_for", "measured_prices"]
 
-SAMPLES = (16 * 1024, 1024 * 1024)
-"""What codecs are timed with: in the cache, and not; a table takes the one that is like it."""
+SAMPLES = (2_048, 262_144)
+"""Codecs are timed with a short vector and with one of a megabyte: a call, and an element."""
 
 ROUNDS = 3
 
@@ -76,40 +76,43 @@ def compression_spelling(
     return codec.spelling()
 
 
-def compressor_for(spelling: str, shape: tuple[int, ...], seed: int) -> Compressor:
-    """Return what compresses the pushes of a table whose settings have this spelling."""
+def compressor_for(
+    spelling: str, shape: tuple[int, ...], seed: int, link: Link | None = None
+) -> Compressor:
+    """Return what compresses the pushes of a table whose settings have this spelling.
+
+    `link` is what all pushes of the worker go over, for the cost gate.
+    """
     if spelling == AUTO:
-        sample = SAMPLES[prod(shape) > sum(SAMPLES) // 4]
-        prices = {name: Price(*price) for name, price in measured_prices(sample).items()}
-        return AutoCompressor(Gate(prices), shape, seed)
+        return AutoCompressor(Gate(measured_prices(CANDIDATES), link), shape, seed)
     return Compressor(codec_from(spelling), shape, seed)
 
 
 @cache
-def measured_prices(elements: int) -> dict[str, tuple[float, float, float]]:
-    """Time the candidates of the gate on this machine, once (some 150 ms for a million values).
-
-    Returns
-    -------
-    prices
-        By candidate: seconds of encoding and of decoding, and bytes, for each element.
-    """
-    x = np.random.default_rng(0).standard_normal(elements, np.float32)
-    prices: dict[str, tuple[float, float, float]] = {}
-    for name in CANDIDATES:
-        sender = Compressor(codec_from(name), (x.size,), seed=0)
-        wire = sender.encode(x).whole()
+def measured_prices(candidates: tuple[str, ...]) -> dict[str, Price]:
+    """Time the candidates of a gate on this machine, once (some 20 ms)."""
+    short, long = SAMPLES
+    prices: dict[str, Price] = {}
+    for name in candidates:
         if name == DENSE:
-            prices[name] = (0.0, 0.0, 4.0)
+            prices[name] = Price(0.0, 0.0, 4.0)
             continue
-        encode_s = _best(partial(_encode, sender, x))
-        decode_s = _best(partial(decode_values, wire.codec, wire.payload, x.size, wire.parameter))
-        prices[name] = (encode_s / x.size, decode_s / x.size, len(wire.payload) / x.size)
+        (encode_a, decode_a, _), (encode_b, decode_b, size) = map(partial(_timed, name), SAMPLES)
+        encode_s = max(encode_b - encode_a, encode_b / 2) / (long - short)
+        decode_s = max(decode_b - decode_a, decode_b / 2) / (long - short)
+        call_s = max(encode_a + decode_a - short * (encode_s + decode_s), 0.0)
+        prices[name] = Price(encode_s, decode_s, size / long, call_s)
     return prices
 
 
-def _encode(sender: Compressor, x: Float32Array) -> None:
-    sender.encode(x).whole()
+def _timed(name: str, elements: int) -> tuple[float, float, int]:
+    """Return seconds of encoding and of decoding so many values, and their bytes."""
+    x = np.random.default_rng(0).standard_normal(elements, np.float32)
+    sender = Compressor(codec_from(name), (elements,), seed=0)
+    wire = sender.encode(x).whole()
+    encode_s = _best(lambda: sender.encode(x).whole())
+    decode_s = _best(lambda: decode_values(wire.codec, wire.payload, elements, wire.parameter))
+    return encode_s, decode_s, len(wire.payload)
 
 
 def _best(work: Callable[[], object]) -> float:

@@ -172,7 +172,9 @@ def _compressor(worker: Worker, spec: TableSpec) -> Compressor | None:
     if not spec.compression:
         return None
     seed = mix(*spec.name.encode(), worker.rank)
-    compressor = compressor_for(spec.compression, tuple(spec.shape), seed)
+    compressor = compressor_for(
+        spec.compression, tuple(spec.shape), seed, worker.main_customer.uplink
+    )
     warnings = compressor.codec.warnings()
     if "velocity" in compressor.codec.elementwise and spec.optimizer != "sgd":
         warnings.append(f"{spec.compression} has momentum of its own, and so may {spec.optimizer}")

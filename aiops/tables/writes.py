@@ -16,7 +16,7 @@ import numpy as np
 from aiops.checks import check_array
 from aiops.compression.auto import AutoCompressor
 from aiops.compression.compressor import Compressor
-from aiops.compression.gate import Gate
+from aiops.compression.gate import DENSE, Gate
 from aiops.errors import UsageError
 from aiops.roles.requests import Operation, Part
 from aiops.tables.layout import Choice, Layout, Rows
@@ -184,17 +184,21 @@ class Writes:
 
 def _tell(
     gate: Gate,
-    name: str,
-    elements: int,
-    sizes: int,
+    latest: tuple[str, int],
+    payload_bytes: int,
     operation: Operation,
     sent_at: float,
     future: asyncio.Future[None],
 ) -> None:
-    """Tell the gate what a push took, unless it waited by rule, or failed."""
+    """Tell the gate what a push took, unless it waited by rule, or failed.
+
+    One that was sent before another had ended counts from there.
+    """
+    now, link = time.perf_counter(), gate.link
+    began, link.free_at = max(sent_at, link.free_at), now
     if future.cancelled() or future.exception() is not None or operation.waiting_for:
         return
-    gate.sent(name, elements, sizes, operation.encode_s, time.perf_counter() - sent_at)
+    gate.sent(*latest, payload_bytes, operation.encode_s, now - began)
 
 
 class RowWrites(Writes):
@@ -214,6 +218,7 @@ class RowWrites(Writes):
         super().__init__(table)
         self._layout = layout
         self._compressor = compressor
+        self._chosen = DENSE
 
     def plan(
         self,
@@ -236,8 +241,9 @@ class RowWrites(Writes):
             flat = self._in_row_order(flat, choice, what, summed=kind is not Assign)
         elif copied:
             flat = flat.copy()
-        if self._compressor is not None and kind is not Assign:
-            return self._compressed(self._compressor, kind, flat, choice, timeout_s, verb)
+        compressor = self._compressor
+        if compressor is not None and kind is not Assign and not compressor.passes(flat):
+            return self._compressed(compressor, kind, flat, choice, timeout_s, verb)
         return self.cut(kind, flat, choice, timeout_s, verb=verb, flags=flags)
 
     def _compressed(
@@ -252,15 +258,16 @@ class RowWrites(Writes):
         """Encode a push once, and cut the result: what it means is the same for any servers."""
         table = self._table
         began = time.perf_counter()
-        before = compressor.codec
         encoded = compressor.encode(flat, self._layout.elements(choice))
-        if isinstance(compressor, AutoCompressor) and compressor.codec != before:
-            fields = {"table": table.name, "codec": compressor.gate.chosen}
-            reason = compressor.gate.reason
-            table.worker.postoffice.log.info("compression_chosen", **fields, reason=reason)
+        if isinstance(compressor, AutoCompressor) and compressor.gate.chosen != self._chosen:
+            gate, self._chosen = compressor.gate, compressor.gate.chosen
+            fields = {"table": table.name, "direction": "push", "codec": gate.chosen}
+            table.worker.postoffice.log.info("compression_chosen", **fields, reason=gate.reason)
         operation = table.customer.operation(verb, table.subject(choice), timeout_s)
         operation.kept = True  # what was held back counts on it
         clock = table.place.clock if table.is_clocked else table.worker.clock
+        staleness = table.staleness
+        operation.staleness = None if staleness is None else staleness.histogram
         for shard, begin, end, ranges, start, stop, _ in choice.pieces:
             codec, parameter, payload = encoded.cut(start, stop)
             compressor.bytes_sent += len(payload)
@@ -278,6 +285,7 @@ class RowWrites(Writes):
                 outbox=table.outboxes[shard],
                 codec=codec,
                 codec_parameters=word_of(stop - start, parameter) if codec else 0,
+                base=-1 if staleness is None else staleness.base(shard),
             )
         operation.encode_s = time.perf_counter() - began
         return operation
@@ -285,14 +293,11 @@ class RowWrites(Writes):
     def start(self, operation: Operation) -> asyncio.Future[None]:
         """Send an operation; the cost gate, if there is one, hears what it took."""
         future = super().start(operation)
-        gate = self._compressor.gate if isinstance(self._compressor, AutoCompressor) else None
-        if gate is not None and operation.encode_s:
-            sizes = sum(len(part.payload) for part in operation.parts)
-            elements = sum(part.codec_parameters & 0xFFFFFFFF for part in operation.parts)
-            elements = elements or sizes // 4
-            future.add_done_callback(
-                partial(_tell, gate, gate.chosen, elements, sizes, operation, time.perf_counter())
-            )
+        compressor = self._compressor
+        if isinstance(compressor, AutoCompressor) and operation.encode_s:
+            size = sum(len(part.payload) for part in operation.parts)
+            what = (compressor.gate, compressor.latest, size, operation, time.perf_counter())
+            future.add_done_callback(partial(_tell, *what))
         return future
 
     def _in_row_order(

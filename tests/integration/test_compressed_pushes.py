@@ -311,6 +311,19 @@ async def test_auto_chooses_and_says_why() -> None:
             await worker.table("w", 9, pull_compression="auto")
 
 
+@pytest.mark.parametrize("spelling", ["one-bit", "auto"])
+async def test_compressed_pushes_say_how_stale_they_are(spelling: str) -> None:
+    async with local_job(1) as cluster, cluster.connect() as one, cluster.connect() as other:
+        slow = await one.table("w", 64, optimizer=Add(), consistency=ASP(), compression=spelling)
+        quick = await other.table("w")
+        await slow.pull()
+        await quick.pull()
+        for _ in range(3):
+            await quick.push(np.ones(64, np.float32))
+        await slow.push(np.ones(64, np.float32))
+        assert one.stats()["tables"]["w"]["staleness"] == {3: 1}
+
+
 async def test_signs_by_majority_outvote_a_liar_in_both_directions() -> None:
     """Three of five honest workers decide; signs go up and come down, a bit for each value."""
     size = 20_000
