@@ -193,7 +193,7 @@ def test_closing_ends_the_waits_of_other_threads(cluster: aiops.blocking.LocalCl
         worker.close()
         for wait in waits:
             with pytest.raises(Closed, match="this worker has been closed"):
-                wait.result(timeout=10)
+                wait.result(timeout=60)
 
 
 def test_pushes_from_several_threads_are_each_applied_once(

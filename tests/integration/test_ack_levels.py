@@ -40,7 +40,7 @@ async def test_a_push_that_waits_for_its_round_is_received_and_then_applied_once
     async with local_job(servers) as cluster:
         fast, slow, mine, theirs = await ahead_by_one(cluster, rule)
         gradient = 2 * ones()
-        result = await mine.push(gradient, ack="received", timeout_s=10)
+        result = await mine.push(gradient, ack="received", timeout_s=60)
         assert result.status == "received"
         assert sum(parked_at(server) for server in cluster.servers) == servers
         gradient[:] = 99  # the caller's own again

@@ -63,7 +63,7 @@ async def test_a_barrier_works_again_after_a_timeout() -> None:
             with pytest.raises(BarrierTimeout):
                 await a.barrier("x", timeout_s=0.02)
         for _ in range(2):
-            await together(worker.barrier("x", timeout_s=5) for worker in (a, b))
+            await together(worker.barrier("x", timeout_s=60) for worker in (a, b))
 
 
 @pytest.mark.parametrize("used_before", [False, True])
@@ -79,15 +79,15 @@ async def test_a_cancelled_barrier_is_gone_on_with(used_before: bool) -> None:
             await asyncio.wait([waiting])
             assert waiting.cancelled()
             if opens_in_between:
-                await b.barrier("x", timeout_s=5)
-                await a.barrier("x", timeout_s=5)
+                await b.barrier("x", timeout_s=60)
+                await a.barrier("x", timeout_s=60)
             else:
-                again = asyncio.ensure_future(a.barrier("x", timeout_s=5))
+                again = asyncio.ensure_future(a.barrier("x", timeout_s=60))
                 await turns(5)
                 assert not again.done()
-                await b.barrier("x", timeout_s=5)
+                await b.barrier("x", timeout_s=60)
                 await again
-        await together(worker.barrier("x", timeout_s=5) for worker in (a, b))
+        await together(worker.barrier("x", timeout_s=60) for worker in (a, b))
 
 
 @pytest.mark.parametrize("used_before", [False, True])
@@ -100,10 +100,10 @@ async def test_a_cancelled_barrier_with_a_later_deadline(used_before: bool) -> N
         await turns(5)
         waiting.cancel()
         await asyncio.wait([waiting])
-        again = asyncio.ensure_future(a.barrier("x", timeout_s=10))
+        again = asyncio.ensure_future(a.barrier("x", timeout_s=60))
         await asyncio.wait([again], timeout=0.1)
         assert not again.done()
-        await b.barrier("x", timeout_s=5)
+        await b.barrier("x", timeout_s=60)
         await again
 
 

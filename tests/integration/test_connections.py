@@ -166,7 +166,8 @@ async def test_a_server_that_ends_each_connection_is_not_called_in_a_frenzy(
         pushing = asyncio.ensure_future(table.push(ones()))
         await asyncio.wait([pushing], timeout=0.4)
         assert not pushing.done()
-        assert 2 < server.meter.connections - before < 10
+        assert server.meter.connections - before < 10
+        await until(lambda: server.meter.connections - before > 2)
         monkeypatch.undo()
         await pushing
         assert (await table.pull() == 1).all()
@@ -263,7 +264,7 @@ async def test_a_worker_of_one_job_at_a_server_of_another() -> None:
             incarnation=worker.incarnation,
         )
         with pytest.raises(PeerMisbehaved, match=r"server 0 at .* refuses this worker: .*job"):
-            await open_link(TcpVan(), plan, Nobody(), timeout_s=5)
+            await open_link(TcpVan(), plan, Nobody(), timeout_s=60)
 
 
 class Nobody:
@@ -276,9 +277,9 @@ class Nobody:
 async def test_a_server_is_not_a_scheduler() -> None:
     async with local_job() as cluster:
         with pytest.raises(PeerMisbehaved, match=r"the scheduler at .* server"):
-            await aiops.connect(cluster.servers[0].address, timeout_s=5)
+            await aiops.connect(cluster.servers[0].address, timeout_s=60)
         with pytest.raises(PeerMisbehaved, match=r"the scheduler at .* server"):
-            await aiops.fetch_status(cluster.servers[0].address, timeout_s=5)
+            await aiops.fetch_status(cluster.servers[0].address, timeout_s=60)
 
 
 @pytest.mark.parametrize(
@@ -319,7 +320,7 @@ async def test_a_web_server_is_not_a_scheduler() -> None:
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         with pytest.raises(PeerMisbehaved, match=f"127.0.0.1:{port}"):
-            await aiops.connect(f"127.0.0.1:{port}", timeout_s=5)
+            await aiops.connect(f"127.0.0.1:{port}", timeout_s=60)
         server.close()
 
 
@@ -337,10 +338,17 @@ async def test_nobody_listens() -> None:
             assert caught.value.retryable
 
 
-async def test_a_name_that_does_not_resolve() -> None:
+@pytest.mark.asyncio(loop_factories=["asyncio"])
+async def test_a_name_that_does_not_resolve(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without asking the name server of this machine, which may take its time."""
+
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
     async with guarded():
         with pytest.raises(DialFailed, match=r"no-such-host.invalid:1 .*does not resolve"):
-            await aiops.connect("no-such-host.invalid:1", timeout_s=0.3)
+            await aiops.connect("no-such-host.invalid:1", timeout_s=1.0)
         await asyncio.get_running_loop().shutdown_default_executor()
 
 

@@ -139,7 +139,7 @@ async def test_a_worker_that_was_declared_lost_meanwhile_stays_lost() -> None:
         cluster.scheduler._perform(core._bury(victim, "for a test", cluster.scheduler._now()))
         gate.open.set()
         with pytest.raises(StaleIncarnation, match="was declared lost"):
-            await away.barrier("b", timeout_s=10)
+            await away.barrier("b", timeout_s=60)
         with pytest.raises(StaleIncarnation):
             await away.close()
         await other.barrier("b")

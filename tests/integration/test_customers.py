@@ -80,8 +80,8 @@ async def test_a_transfer_that_stands_still_does_not_hold_up_another_customer() 
                 if link.hello.customers > 1:
                     resume(link.stream)
             view = await user.table("small")
-            assert (await view.push(ones(), timeout_s=10)).status == "applied"
-            assert (await view.pull(timeout_s=10) == 1).all()
+            assert (await view.push(ones(), timeout_s=60)).status == "applied"
+            assert (await view.pull(timeout_s=60) == 1).all()
             assert not bulk.done()
             for link in served(cluster.servers[0]):
                 link.stream.abort()

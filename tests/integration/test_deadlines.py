@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import numpy as np
 import pytest
 
 import aiops
 from aiops import ASP, SSP
-from aiops.errors import RequestTimeout
+from aiops.errors import AiopsError, RequestTimeout
 from aiops.optim import Add
 from aiops.testing.simulation.cluster import SimCluster
-from virtual_jobs import on_virtual_time
+from virtual_jobs import on_virtual_time, with_virtual_time
 
 ONES = np.ones((64, 2), np.float32)
 
@@ -106,3 +108,21 @@ def test_the_fast_one_is_stopped_at_the_bound_by_the_slow_one(staleness: int) ->
     values = on_virtual_time(train, servers=2, workers=2)
     assert reached == list(range(1, staleness + 2))
     assert values[0] == 100 + staleness + 1
+
+
+def test_a_job_that_does_not_become_complete_ends() -> None:
+    async def never(worker: aiops.Worker) -> None:
+        raise AssertionError("there is no job to take part in")
+
+    async def job(cluster: SimCluster) -> None:
+        cluster._options["servers"] = 2  # of which one is started
+        await cluster.start()
+        assert cluster.scheduler is not None
+        ending = asyncio.ensure_future(cluster.scheduler.wait_ended())
+        with pytest.raises(AiopsError, match=r"only 1 of 2 servers and 1 of 1 workers"):
+            await cluster.worker("worker-0", never)
+        assert not (await ending).ok
+        assert cluster.loop.time() == pytest.approx(0.2, abs=0.1)
+        await cluster.close()
+
+    with_virtual_time(job, workers=1, join_timeout_s=0.2)

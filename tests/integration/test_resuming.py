@@ -39,7 +39,7 @@ async def train(
     steps: int = STEPS,
 ) -> None:
     async for step in worker.steps(steps):
-        await together(table.pull(timeout_s=10) for table in tables)
+        await together(table.pull(timeout_s=60) for table in tables)
         await together(table.push(np.ones(SIZE, np.float32)) for table in tables)
         done.append(step)
         if step == crash_at:
@@ -80,7 +80,7 @@ async def test_a_worker_that_comes_back_goes_on_with_the_others(apart: bool) -> 
         assert done[0] == list(range(STEPS))
         assert done[1][-1] == STEPS - 1
         assert done[1] == sorted(set(done[1]))
-        await together(worker.barrier("end", timeout_s=10) for worker in (workers[0], again))
+        await together(worker.barrier("end", timeout_s=60) for worker in (workers[0], again))
         await together(worker.close() for worker in (workers[0], again))
 
 
@@ -130,5 +130,5 @@ async def test_a_common_stop_is_at_one_clock_of_the_job() -> None:
         assert len(done) < FOR_EVER
         assert early.postoffice.job_clock == late.postoffice.job_clock
         assert late.clock == len(steps) < early.clock
-        await together(worker.barrier("end", timeout_s=10) for worker in (early, late))
+        await together(worker.barrier("end", timeout_s=60) for worker in (early, late))
         await together(worker.close() for worker in (early, late))

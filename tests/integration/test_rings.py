@@ -50,7 +50,7 @@ async def run_members(size: int, member: Member, **options: Any) -> list[Any]:
     """Run a function as each member of a ring, and return the results in order of rank."""
 
     async def work(worker: aiops.Worker) -> Any:
-        ring = await worker.ring("grads", timeout_s=10, call_timeout_s=10)
+        ring = await worker.ring("grads", timeout_s=60, call_timeout_s=60)
         return await member(worker, ring)
 
     async with local_job(**options) as cluster:
@@ -308,14 +308,14 @@ async def test_a_ring_waits_for_all_workers_and_says_who_is_missing() -> None:
         await turns(20)
         cancelled.cancel()
         await asyncio.wait([cancelled])
-        rings = await together(worker.ring("r", timeout_s=5) for worker in (here, lazy))
+        rings = await together(worker.ring("r", timeout_s=60) for worker in (here, lazy))
         assert [ring.workers for ring in rings] == [[0, 1]] * 2
         assert await here.ring("r") is rings[0]
 
 
 async def test_two_rings_at_once() -> None:
     async def work(worker: aiops.Worker) -> None:
-        rings = await together(worker.ring(name, timeout_s=10) for name in ("a", "b"))
+        rings = await together(worker.ring(name, timeout_s=60) for name in ("a", "b"))
         for _ in range(3):
             arrays = [np.full(5, worker.rank, np.float32) for _ in rings]
             await together(
@@ -329,9 +329,9 @@ async def test_two_rings_at_once() -> None:
 
 async def test_a_newcomer_is_let_in_at_the_same_call_of_all() -> None:
     async with local_job() as cluster, cluster.connect() as a, cluster.connect() as b:
-        rings = await together(worker.ring("r", timeout_s=10) for worker in (a, b))
+        rings = await together(worker.ring("r", timeout_s=60) for worker in (a, b))
         async with cluster.connect() as late:
-            entering = asyncio.ensure_future(late.ring("r", timeout_s=10))
+            entering = asyncio.ensure_future(late.ring("r", timeout_s=60))
             seen = []
 
             async def steps(ring: Ring) -> None:
@@ -382,7 +382,7 @@ async def test_a_lost_member_aborts_the_call_of_all_others() -> None:
     async with local_job(on_worker_loss="continue") as cluster:
 
         async def work(worker: aiops.Worker) -> None:
-            ring = await worker.ring("r", timeout_s=10)
+            ring = await worker.ring("r", timeout_s=60)
             array = np.full(500_000, 7, np.float32)
             await ring.all_reduce(array)
             if ring.rank == 1:
@@ -445,8 +445,8 @@ async def test_a_member_that_is_lost_while_all_connect_keeps_nobody_waiting(
 
         async def work(worker: aiops.Worker) -> None:
             with pytest.raises(CollectiveAborted, match="is lost: RuntimeError: gone"):
-                await worker.ring("r", timeout_s=30)
-            ring = await worker.ring("r", timeout_s=10)
+                await worker.ring("r", timeout_s=60)
+            ring = await worker.ring("r", timeout_s=60)
             assert ring.world_size == 2
             await ring.barrier()
 

@@ -249,7 +249,7 @@ async def test_a_second_run_of_a_cluster_starts_from_step_0() -> None:
 
     async def train(worker: aiops.Worker) -> list[int]:
         table = await worker.table("w", 4, optimizer=Add())
-        await worker.barrier("opened", timeout_s=20)  # so all enter at one round
+        await worker.barrier("opened", timeout_s=60)  # so all enter at one round
         steps = []
         async for step in worker.steps(5):
             await table.push(ones())

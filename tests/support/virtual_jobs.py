@@ -30,25 +30,40 @@ def on_virtual_time(
 
     Every message takes `delay_s`. The options are those of `aiops.Scheduler`.
     """
-    loop = SimLoop(1)
     results: dict[int, T] = {}
 
     async def work(cluster: SimCluster, worker: Worker) -> None:
         rank = worker.rank
         results[rank] = await main(cluster, worker)
 
-    async def job() -> None:
-        cluster = SimCluster(loop, servers, workers=workers, **options)
-        cluster.network.delay_s, cluster.network.jitter_s = delay_s, 0.0
+    async def job(cluster: SimCluster) -> None:
         await cluster.start()
         names = [f"worker-{rank}" for rank in range(workers)]
         await asyncio.gather(*(cluster.worker(name, partial(work, cluster)) for name in names))
         await cluster.close()
 
+    with_virtual_time(job, servers=servers, workers=workers, delay_s=delay_s, **options)
+    return [results[rank] for rank in range(workers)]
+
+
+def with_virtual_time(
+    job: Callable[[SimCluster], Awaitable[object]],
+    *,
+    servers: int = 1,
+    delay_s: float = 1e-4,
+    **options: Any,
+) -> None:
+    """Call `job` with a cluster that is not started yet, and close the loop after it."""
+    loop = SimLoop(1)
+
+    async def body() -> None:
+        cluster = SimCluster(loop, servers, **options)
+        cluster.network.delay_s, cluster.network.jitter_s = delay_s, 0.0
+        await job(cluster)
+
     with sealed(loop):
         try:
-            loop.run_until_complete(job())
+            loop.run_until_complete(body())
         finally:
             loop.bury()
     assert not loop.strays
-    return [results[rank] for rank in range(workers)]
