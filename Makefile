@@ -83,8 +83,8 @@ sim: export AIOPS_SEEDS ?= 1000
 sim: $(VENV)/.dev  ## AIOPS_SEEDS simulated clusters per scenario, under faults (a thousand)
 	$(BIN)/aiops simulate --seeds $(AIOPS_SEEDS)
 
-mutants: $(VENV)/.dev  ## plant bugs, each of which the simulator must find
-	$(BIN)/python -m pytest -o faulthandler_timeout=3600 tests/simulation/test_mutants.py --all-mutants -q
+mutants: $(VENV)/.dev  ## plant bugs, each of which the simulator must find from seed 0 on
+	$(BIN)/python -m pytest -o faulthandler_timeout=3600 tests/simulation/test_mutants.py --all-mutants -q -s
 
 chaos: $(VENV)/.dev  ## train digits over cuts, jitter and black holes; minutes
 	AIOPS_TEST_GUARD_S=3600 $(BIN)/python -m pytest -o faulthandler_timeout=3600 tests/integration/test_chaos_training.py --chaos -q -s

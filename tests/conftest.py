@@ -82,9 +82,7 @@ LONG = ("local_sgd", "chaos", "soak", "conservation")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add what only some targets of the Makefile ask for."""
-    parser.addoption(
-        "--all-mutants", action="store_true", help="plant every bug, not only a few of them"
-    )
+    parser.addoption("--all-mutants", action="store_true", help="find planted bugs from seed 0 on")
     parser.addoption(
         "--local-sgd", action="store_true", help="compare local steps over five seeds each"
     )

@@ -17,7 +17,6 @@ from aiops.errors import (
     ConfigError,
     DialFailed,
     JoinTimeout,
-    NameInUse,
     NodeFailed,
     PeerMisbehaved,
 )
@@ -231,7 +230,8 @@ async def test_a_scheduler_that_closes_ends_everybody_by_saying_so() -> None:
 
 
 async def test_a_scheduler_that_vanishes_ends_everybody_before_its_heartbeats_are_missed() -> None:
-    async with local_job(2, heartbeat_s=NEVER_S) as cluster:
+    """Or the error would say that it has not answered."""
+    async with local_job(2) as cluster:
         worker = await cluster.connect()
         table = await worker.table("w", 64, optimizer=Add())
         listener = cluster.scheduler._listener
@@ -241,7 +241,7 @@ async def test_a_scheduler_that_vanishes_ends_everybody_before_its_heartbeats_ar
             link.stream.abort()
         await until(lambda: worker.postoffice.failure is not None)
         for call in (table.pull(), table.push(ones()), worker.tick(), worker.barrier("x")):
-            with pytest.raises(NodeFailed, match=r"scheduler at .* is gone|lost"):
+            with pytest.raises(NodeFailed, match=r"scheduler at .* is gone: "):
                 await call
         with pytest.raises(NodeFailed):
             await worker.close()
@@ -393,14 +393,7 @@ async def test_a_connect_cancelled_at_any_turn_leaves_nothing(after_turns: int) 
 # --- names ---
 
 
-async def test_the_name_of_a_live_worker_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aiops.roles.claims.NAME_GRACE_S", 0.1)
-    monkeypatch.setattr("aiops.roles.claims.NAME_GRACE_PERIODS", 0)
-    async with local_job() as cluster, cluster.connect(name="twin") as worker:
-        with pytest.raises(NameInUse, match="a live worker has the name twin"):
-            await cluster.connect(name="twin")
-        await worker.barrier("x")
-        assert worker.world_size == 1
+async def test_the_name_of_a_worker_that_has_left_is_free() -> None:
     async with local_job() as cluster:
         for incarnation in (1, 2, 3):
             async with cluster.connect(name="again") as worker:

@@ -158,7 +158,7 @@ async def test_leaving_over_a_connection_that_breaks_is_leaving_all_the_same() -
 
 
 async def test_a_scheduler_that_was_closed_is_not_waited_for() -> None:
-    async with local_job(heartbeat_s=3600) as cluster:  # whose absence nobody notices
+    async with local_job() as cluster:
         worker = await cluster.connect()
         listener = cluster.scheduler._listener
         assert listener is not None

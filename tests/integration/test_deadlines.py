@@ -9,7 +9,7 @@ import pytest
 
 import aiops
 from aiops import ASP, SSP
-from aiops.errors import AiopsError, RequestTimeout
+from aiops.errors import AiopsError, NameInUse, RequestTimeout
 from aiops.optim import Add
 from aiops.testing.simulation.cluster import SimCluster
 from virtual_jobs import on_virtual_time, with_virtual_time
@@ -126,3 +126,20 @@ def test_a_job_that_does_not_become_complete_ends() -> None:
         await cluster.close()
 
     with_virtual_time(job, workers=1, join_timeout_s=0.2)
+
+
+def test_the_name_of_a_live_worker_is_refused() -> None:
+    """After seven periods, in which a dead one would have been found out."""
+
+    async def never(worker: aiops.Worker) -> None:
+        raise AssertionError("two workers have one name")
+
+    async def work(cluster: SimCluster, worker: aiops.Worker) -> None:
+        began = cluster.loop.time()
+        with pytest.raises(NameInUse, match="a live worker has the name worker-0"):
+            await cluster.worker(worker.name, never, process="twin")
+        assert cluster.loop.time() - began >= 7 * 0.5
+        await worker.barrier("x")
+        assert worker.world_size == 1
+
+    on_virtual_time(work)
