@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -452,3 +454,34 @@ async def test_a_member_that_is_lost_while_all_connect_keeps_nobody_waiting(
 
         with pytest.raises(RuntimeError, match="gone"):
             await cluster.run(work, workers=3)
+
+
+async def test_memory_of_a_generation_goes_with_it_not_with_the_next_garbage_collection(
+    transport: str,
+) -> None:
+    """An error keeps the frames that it has passed, and what they look at."""
+    if transport == "tcp":
+        pytest.skip("nothing is shared over TCP")
+
+    def mapped() -> int:
+        return Path("/proc/self/maps").read_text().count("memfd:aiops-ring")
+
+    async def member(worker: aiops.Worker, ring: Ring) -> list[int]:
+        seen = []
+        for _ in range(4):
+            await ring.barrier()
+            if ring.rank:
+                await ring.leave()
+            with pytest.raises(CollectiveAborted):
+                await ring.all_reduce(np.ones(100_000, np.float32))
+            await ring.reform()
+            await ring.barrier()
+            seen.append(mapped())
+        return seen
+
+    gc.disable()
+    try:
+        for seen in await run_members(3, member):
+            assert max(seen) <= seen[0], seen
+    finally:
+        gc.enable()

@@ -449,6 +449,7 @@ class SharedGroup:
         self._boards.clear()
         self._staged, self._results = _Private(), _Private()
         self._own = _NOWHERE
+        self._stopped = _closed_error  # the error keeps frames that look at all this
 
 
 _NOWHERE: Final = Board(np.zeros(BOARD_BYTES, np.uint8))
