@@ -7,6 +7,7 @@ names its loops: ``@pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])``.
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import gc
 import os
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import HealthCheck, settings
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
@@ -119,6 +121,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     ]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
+    """Watch over what comes after a failure, too: pytest itself stops watching there.
+
+    uvloop waits for ever in `close` for what a failed test has left open.
+    """
+    limit_s = float(node.config.getini("faulthandler_timeout"))
+    if limit_s and isinstance(node, pytest.Item):
+        stderr = node.config.stash[fault_handler_stderr_fd_key]
+        faulthandler.dump_traceback_later(limit_s, exit=True, file=stderr)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

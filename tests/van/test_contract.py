@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from aiops.errors import ConfigError, DialFailed
 from aiops.van import memory, tcp_stream
 from aiops.van.base import WRITE_HIGH_WATER_BYTES, WRITE_LOW_WATER_BYTES, Stream
+from local_jobs import together
 from van_bodies import (
     ANYWHERE,
     BODIES,
@@ -450,15 +451,19 @@ async def test_two_hundred_dial_at_once(body: str) -> None:
     near, far = Ends(), Ends()
     async with leaving_nothing(), asyncio.timeout(GUARD_S):
         listener = await van.listen(ANYWHERE, far)
-        streams = await asyncio.gather(*(van.dial(listener.address, near) for _ in range(200)))
-        for number, stream in enumerate(streams):
-            stream.write(number.to_bytes(2, "little"))
-            stream.close()
-        await near.ended()
-        await far.ended()
-        heard = sorted(int.from_bytes(end.data, "little") for end in far.all)
-        assert heard == list(range(200))
-        await listener.close()
+        try:
+            streams = await together(van.dial(listener.address, near) for _ in range(200))
+            for number, stream in enumerate(streams):
+                stream.write(number.to_bytes(2, "little"))
+                stream.close()
+            await near.ended()
+            await far.ended()
+            heard = sorted(int.from_bytes(end.data, "little") for end in far.all)
+            assert heard == list(range(200))
+        finally:  # a loop with open streams could not be closed
+            await listener.close()
+            for end in (*near.all, *far.all):
+                end.stream.abort()
 
 
 async def test_cancelling_a_dial_leaves_nothing(body: str) -> None:
