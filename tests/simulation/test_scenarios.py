@@ -6,11 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import Future
 
 import pytest
 
-from aiops.testing.simulation.scenarios import run_scenario
-from aiops.testing.simulation.sweep import Sweep, sweep
+from aiops.testing.simulation.scenarios import Outcome, run_scenario
+from aiops.testing.simulation.sweep import Sweep
+from swept import BLOCK, Block, swept
 
 SEEDS = {
     "conservation": 300,
@@ -21,31 +24,44 @@ SEEDS = {
     "bounded": 20,
     "quorums": 20,
 }
-BLOCK = 20
+BLOCKS = [(name, first) for name, seeds in SEEDS.items() for first in range(0, seeds, BLOCK)]
+SIGHTS = [(name, 1000) for name in SEEDS]
 
 
-def _blocks() -> list[tuple[str, int]]:
-    return [(name, first) for name, seeds in SEEDS.items() for first in range(0, seeds, BLOCK)]
+@pytest.fixture(scope="module")
+def runs(request: pytest.FixtureRequest) -> Iterator[dict[Block, Future[list[Outcome]]]]:
+    """What the blocks of all the tests that are asked for will have led to."""
+    mine = [item for item in request.session.items if item.path == request.path]
+    names = {item.name for item in mine}
+    wanted = [
+        block
+        for block in BLOCKS
+        if f"{test_promises_hold_under_faults.__name__}[{block[0]}-{block[1]}]" in names
+    ]
+    if test_everything_that_may_happen_happens.__name__ in names:
+        wanted += SIGHTS
+    with swept(wanted) as found:
+        yield found
 
 
-@pytest.mark.parametrize(("scenario", "first"), _blocks())
-def test_promises_hold_under_faults(scenario: str, first: int) -> None:
+@pytest.mark.parametrize("block", BLOCKS, ids=[f"{name}-{first}" for name, first in BLOCKS])
+def test_promises_hold_under_faults(block: Block, runs: dict[Block, Future[list[Outcome]]]) -> None:
     """A failing seed is repeated by `aiops simulate --scenario ... --seed ...`."""
     total = Sweep()
-    failures = [
-        f"seed {outcome.seed}: {outcome.failure}"
-        for outcome in sweep(range(first, first + BLOCK), [scenario], total.add)
-    ]
-    assert not failures
+    for outcome in runs[block].result():
+        total.add(outcome)
+    assert not [f"seed {outcome.seed}: {outcome.failure}" for outcome in total.failures]
     assert total.runs == BLOCK
     assert sum(total.seen.values()) > BLOCK, "hardly anything happened to these clusters"
 
 
-def test_everything_that_may_happen_happens() -> None:
+def test_everything_that_may_happen_happens(runs: dict[Block, Future[list[Outcome]]]) -> None:
     total = Sweep()
-    names = list(SEEDS)
-    assert not list(sweep(range(1000, 1020), names, total.add))
-    assert not total.unseen(names)
+    for block in SIGHTS:
+        for outcome in runs[block].result():
+            total.add(outcome)
+    assert not total.failures
+    assert not total.unseen(list(SEEDS))
 
 
 @pytest.mark.parametrize("scenario", list(SEEDS))
