@@ -78,5 +78,5 @@ def test_the_server_leaves_when_its_client_does() -> None:
         server = threading.Thread(target=raw.serve, args=(right,))
         server.start()
         left.close()
-        server.join(timeout=30)
+        server.join(timeout=180)
         assert not server.is_alive()

@@ -17,7 +17,6 @@ from aiops.errors import AiopsError, NodeFailed, UsageError
 from aiops.optim import Add
 from aiops_protocol.payload import Float32Array
 from local_jobs import (
-    GUARD_S,
     go_on,
     local_job,
     pause,
@@ -28,6 +27,7 @@ from local_jobs import (
     turns,
     until,
 )
+from van_bodies import GUARD_S
 from van_bodies import resume, stall
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])

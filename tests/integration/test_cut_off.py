@@ -12,9 +12,9 @@ import aiops
 from aiops.errors import NodeFailed, StaleIncarnation
 from aiops.optim import Add
 from aiops.testing import FaultProxy
+from van_bodies import GUARD_S
 
 HEARTBEAT_S = 0.1
-GUARD_S = 60.0
 
 
 async def push_for_ever(worker: aiops.Worker, consistency: aiops.BSP | aiops.ASP) -> None:

@@ -12,7 +12,8 @@ import pytest
 import aiops
 from aiops.errors import AiopsError, ConfigError, DialFailed, PeerMisbehaved, RequestRejected
 from aiops.optim import Add
-from local_jobs import GUARD_S, guarded, together, turns, until
+from local_jobs import guarded, together, turns, until
+from van_bodies import GUARD_S
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
 

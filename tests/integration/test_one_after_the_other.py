@@ -10,7 +10,7 @@ import pytest
 import aiops
 from aiops import ASP
 from aiops.optim import Add
-from local_jobs import GUARD_S
+from van_bodies import GUARD_S
 
 LOOPS = ["asyncio", "uvloop"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
@@ -16,10 +15,7 @@ import aiops
 from aiops.runtime.running import loop_factory
 from aiops.van.link import Link
 from aiops_protocol.payload import Float32Array
-from van_bodies import leaving_nothing, resume, stall
-
-GUARD_S = float(os.environ.get("AIOPS_TEST_GUARD_S", "60"))
-"""No test takes so long; a wait that does has failed."""
+from van_bodies import GUARD_S, leaving_nothing, resume, stall
 
 T = TypeVar("T")
 

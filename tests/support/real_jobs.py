@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import IO, Any, Final
 
-WITHIN_S: Final = 60.0
+WITHIN_S: Final = 120.0
 """For anything that is waited for; the slowest takes six seconds on a calm machine."""
 
 Line = dict[str, Any]

@@ -61,7 +61,7 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> RunTests:
     def run_tests(source: str, *arguments: str) -> pytest.RunResult:
         pytester.makepyfile(source)
         plugin = ("-p", "aiops.testing.plugin", "-W", "error")
-        return pytester.runpytest_subprocess(*arguments, *plugin, timeout=60)
+        return pytester.runpytest_subprocess(*arguments, *plugin, timeout=180)
 
     return run_tests
 
