@@ -27,8 +27,7 @@ from local_jobs import (
     turns,
     until,
 )
-from van_bodies import GUARD_S
-from van_bodies import resume, stall
+from van_bodies import GUARD_S, resume, stall
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
 
