@@ -122,9 +122,11 @@ def main(kind: str, address: str, rank: int, size: int, store: str) -> None:
     with socket.create_connection((host, int(port))) as link, link.makefile("rw") as lines:
         lines.write(json.dumps({"rank": rank}) + "\n")
         lines.flush()
+        arrays: dict[int, Any] = {}
         for line in lines:
             nbytes, count = map(int, line.split())
-            array, seconds = np.empty(nbytes // 4, np.float32), []
+            array = arrays.setdefault(nbytes, np.empty(nbytes // 4, np.float32))
+            seconds = []
             for _ in range(count):
                 array[:] = rank + 1
                 barrier()

@@ -120,7 +120,8 @@ class Ring(Member):
         """Make an array in memory that the workers of this host share, all zero at first.
 
         Such an array is reduced where it is; any other is copied into shared memory first. It is
-        an ordinary array in every other respect, and outlives the ring.
+        an ordinary array in every other respect, and outlives the ring. Above 1 MB a call may leave
+        other pages at its address: do not register them with hardware.
         """
         return self._desk.memory.empty(shape, dtype)
 

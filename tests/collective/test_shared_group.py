@@ -334,7 +334,7 @@ async def test_arrays_give_their_memory_back_here_and_there() -> None:
 async def test_pages_for_very_large_ordinary_arrays_are_not_kept(
     kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aiops.collective.shared.group.STAGED_BYTES_KEPT", kept)
+    monkeypatch.setattr("aiops.collective.shared.memory.STAGED_BYTES_KEPT", kept)
     async with members(2) as them:
         for _ in range(2):  # the second time with pages of its own again, or with the same
             arrays = numbers(2, LARGE)
@@ -343,7 +343,7 @@ async def test_pages_for_very_large_ordinary_arrays_are_not_kept(
             assert {array.tobytes() for array in arrays} == {expected.tobytes()}
         await them.all(all_reduce(10), numbers(2, 10))
         await turns()
-        staged = [group._staged.array.size for group in them.groups]
+        staged = [group._memory.staged.array.size for group in them.groups]
         assert all(size > 0 for size in staged) == bool(kept)
 
 

@@ -417,7 +417,7 @@ async def test_without_memory_to_share_the_call_ends_for_all(
     async def member(worker: aiops.Worker, ring: Ring) -> None:
         array = np.full(400_000, 7, np.float32)
         await ring.barrier()
-        monkeypatch.setattr("aiops.collective.shared.group.create_segment", none_for_large)
+        monkeypatch.setattr("aiops.collective.shared.memory.create_segment", none_for_large)
         with pytest.raises(CollectiveAborted, match="Too many open files"):
             await ring.all_reduce(array)
         assert (array == 7).all()

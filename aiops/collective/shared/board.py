@@ -8,11 +8,11 @@ order; taking and releasing a lock is a fence on every one of them, and costs 50
 from __future__ import annotations
 
 import threading
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from numpy.typing import NDArray
 
-__all__ = ["BOARD_BYTES", "SMALL_BYTES", "Board", "fence"]
+__all__ = ["BOARD_BYTES", "NONE", "SMALL_BYTES", "Board", "Facts", "fence"]
 
 SMALL_BYTES: Final = 64 * 1024
 """An array up to this size is put on the board itself, and each member reduces all of it: one
@@ -33,6 +33,24 @@ def fence() -> None:
     """Let everything written before be seen before everything written (or read) after."""
     _lock.acquire()
     _lock.release()
+
+
+NONE: Final = 1 << 62
+"""No segment has this number."""
+
+
+class Facts(NamedTuple):
+    """Where the memory of one member for one call is: numbers of segments, and an offset in bytes.
+
+    Its array lies in `segment` from `offset` on. `result` is where it puts its chunk of the result
+    for those who copy it, and `target` where it wants the others to put theirs; `NONE` if it copies
+    their results itself.
+    """
+
+    segment: int = 0
+    offset: int = 0
+    result: int = 0
+    target: int = NONE
 
 
 class Board:
@@ -66,29 +84,26 @@ class Board:
     # Calls take turns with two slots: who comes to call k+2 knows that all have come to call k+1,
     # hence that all are done with call k.
 
-    def describe(
-        self, number: int, text: bytes, flags: int, segment: int, offset: int, result: int
-    ) -> None:
-        """Say what call `number` is, where its array lies, and in which segment results will be."""
+    def describe(self, number: int, text: bytes, flags: int, facts: Facts) -> None:
+        """Say what call `number` is, and where its memory is."""
         slot = number % 2
         self._texts[slot][: len(text)] = text
-        facts = self._facts[slot]
-        facts[0], facts[1], facts[2], facts[3] = len(text), segment, offset, result
-        facts[4] = flags
+        numbers = self._facts[slot]
+        numbers[0], numbers[1] = len(text), flags
+        numbers[2], numbers[3], numbers[4], numbers[5] = facts
 
     def text(self, number: int) -> bytes:
         """Return the description of a call."""
         slot = number % 2
         return bytes(self._texts[slot][: self._facts[slot][0]])
 
-    def facts(self, number: int) -> tuple[int, int, int]:
-        """Return segment and offset of the array, and the segment of results."""
-        facts = self._facts[number % 2]
-        return facts[1], facts[2], facts[3]
+    def facts(self, number: int) -> Facts:
+        """Return where the memory of a call is."""
+        return Facts(*self._facts[number % 2][2:6])
 
     def flags(self, number: int) -> int:
         """Return what the member wants all others to know."""
-        return self._facts[number % 2][4]
+        return self._facts[number % 2][1]
 
     def small(self, number: int, size: int) -> NDArray[Any]:
         """Return the place of a small array, in bytes."""

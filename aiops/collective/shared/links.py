@@ -24,18 +24,20 @@ from typing import Any, Final
 
 from numpy.typing import NDArray
 
-from aiops.collective.shared.pages import Segment, map_segment
+from aiops.collective.shared.mapping import map_file
+from aiops.collective.shared.pages import Segment
 from aiops.errors import ConnectionLost, DialFailed, JoinTimeout
 
 __all__ = ["Doorbell", "ShareLink", "host_identity", "supported"]
 
-LAYOUT_VERSION: Final = 1
+LAYOUT_VERSION: Final = 2
 """Of boards and of what goes through links: it grows with every change to them."""
 
 _HELLO: Final = struct.Struct("<I32s")  # index of the sender, digest of what the group is
 _SEGMENT: Final = struct.Struct("<cqq")  # kind, number, size
 _WAKE: Final = b"w"
 _MADE: Final = b"s"
+_OPENED: Final = b"o"  # made, and the other may write into it
 _DROPPED: Final = b"d"
 _BACKLOG: Final = 128  # more members of one host than this do not dial in the same moment
 _CREDENTIALS: Final = struct.Struct("3i")
@@ -205,7 +207,7 @@ class ShareLink:
     Attributes
     ----------
     segments
-        Memory of the other process, by number; read-only.
+        Memory of the other process, by number; read-only unless it is open to others.
     """
 
     def __init__(self, link: socket.socket) -> None:
@@ -236,7 +238,8 @@ class ShareLink:
 
     def made(self, segment: Segment) -> None:
         """Hand a segment of this process to the other."""
-        self._tell(_SEGMENT.pack(_MADE, segment.number, segment.size), segment.fd)
+        kind = _OPENED if segment.open else _MADE
+        self._tell(_SEGMENT.pack(kind, segment.number, segment.size), segment.fd)
 
     def dropped(self, number: int) -> None:
         """Tell that a segment is used no more."""
@@ -283,7 +286,7 @@ class ShareLink:
             return
         (fd,) = struct.unpack("i", rights[0][2])
         try:
-            self.segments[number] = map_segment(fd, size, writable=False)
+            self.segments[number] = map_file(fd, size, writable=kind == _OPENED)
         except OSError as error:
             self._end(error)
         finally:

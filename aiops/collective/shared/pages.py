@@ -2,27 +2,33 @@
 
 Each segment is a file without a name (`memfd_create`): it exists as long as somebody has it open or
 mapped, so no death of any process, at any moment, leaves anything behind. Who else has a segment is
-told by `links.py`.
+told by `links.py`, how it is mapped by `mapping.py`.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-import sys
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable
-from contextlib import suppress
 from math import prod
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from aiops.collective.shared import mapping
+from aiops.collective.shared.mapping import (
+    address_of,
+    can_exchange,
+    create_file,
+    map_file,
+    map_movable,
+)
 from aiops.errors import UsageError
 
-__all__ = ["Arena", "Location", "Segment", "create_segment", "map_segment"]
+__all__ = ["Arena", "Location", "Segment", "create_segment"]
 
 Array = NDArray[Any]
 
@@ -31,15 +37,18 @@ SLAB_BYTES: Final = 16 * 1024 * 1024
 have as many arrays."""
 
 _ALIGNMENT: Final = 64  # a cache line, and what the widest vector instructions like
-_HUGE_PAGE_BYTES: Final = 2 * 1024 * 1024
 
 
 class Segment(NamedTuple):
-    """One piece of shared memory of this process: its number, its file, and how long it is."""
+    """One piece of shared memory of this process: its number, its file, and how long it is.
+
+    Others may write only into those that are `open` to them.
+    """
 
     number: int
     fd: int
     size: int
+    open: bool = False
 
 
 class Location(NamedTuple):
@@ -49,18 +58,15 @@ class Location(NamedTuple):
     offset: int
 
 
-def map_segment(fd: int, size: int, *, writable: bool) -> Array:
-    """Map a segment and return its bytes; it is unmapped with the last array that looks at it."""
-    access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-    mapped = mmap.mmap(fd, size, mmap.MAP_SHARED, access)
-    if size >= _HUGE_PAGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without them: slower, nothing else
-            mapped.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(mapped, np.uint8)
-
-
-def create_segment(size: int) -> tuple[int, Array]:
+def create_segment(size: int, *, movable: bool = False) -> tuple[int, Array]:
     """Make a file without a name of at least so many bytes, and map it; the file is the caller's.
+
+    Parameters
+    ----------
+    size
+        Bytes; rounded up to whole pages.
+    movable
+        Map it so that it can change places with another one (`mapping.exchange`).
 
     Raises
     ------
@@ -68,13 +74,21 @@ def create_segment(size: int) -> tuple[int, Array]:
         No memory or no files are left.
     """
     size = max(-(-size // mmap.PAGESIZE), 1) * mmap.PAGESIZE
-    fd = os.memfd_create("aiops-ring", os.MFD_CLOEXEC)
+    fd = create_file(size)
     try:
-        os.ftruncate(fd, size)
-        return fd, map_segment(fd, size, writable=True)
+        return fd, map_movable(fd, size) if movable else map_file(fd, size, writable=True)
     except OSError:
         os.close(fd)
         raise
+
+
+class _Region:
+    """Where a segment lies in this process; which one it is can change."""
+
+    __slots__ = ("address", "segment", "size")
+
+    def __init__(self, address: int, segment: Segment) -> None:
+        self.address, self.segment, self.size = address, segment, segment.size
 
 
 class Arena:
@@ -93,9 +107,9 @@ class Arena:
         self._made: list[Callable[[Segment], None]] = []
         self._dropped: list[Callable[[int], None]] = []
         self._next = 0
-        # (address, size, number) of all segments in order of address. Replaced as a whole, never
-        # changed: a garbage collection may drop a segment at any moment, in any thread.
-        self._index: tuple[tuple[int, int, int], ...] = ()
+        # All regions in order of address. Replaced as a whole, never changed: a garbage collection
+        # may drop a segment at any moment, in any thread.
+        self._index: tuple[_Region, ...] = ()
         self._slab: tuple[Array, int] | None = None
 
     def watch(self, made: Callable[[Segment], None], dropped: Callable[[int], None]) -> None:
@@ -128,7 +142,10 @@ class Arena:
         if kind.hasobject or any(size < 0 for size in sizes):
             raise UsageError(f"empty: shape is {shape}, dtype {kind}; numbers and sizes from 0 up")
         size = prod(sizes) * kind.itemsize
-        raw = self._carve(size) if size <= SLAB_BYTES // 16 else self._make(size)[:size]
+        if size <= SLAB_BYTES // 16:
+            raw = self._carve(size)
+        else:
+            raw = self._make(size, movable=can_exchange())[:size]
         return raw.view(kind).reshape(sizes)
 
     def _carve(self, size: int) -> Array:
@@ -138,32 +155,90 @@ class Arena:
         self._slab = (slab, used + -(-size // _ALIGNMENT) * _ALIGNMENT)
         return slab[used : used + size]
 
-    def _make(self, size: int) -> Array:
+    def _make(self, size: int, *, movable: bool = False) -> Array:
         """Make a segment of at least so many bytes; it lives as long as an array looks at it."""
-        fd, array = create_segment(size)
-        segment = Segment(self._next, fd, array.size)
+        fd, array = create_segment(size, movable=movable)
+        segment = Segment(self._next, fd, array.size, movable)
         self._next += 1
-        start = array.__array_interface__["data"][0]
-        self._index = tuple(sorted((*self._index, (start, array.size, segment.number))))
+        region = _Region(address_of(array), segment)
+        self._index = tuple(sorted((*self._index, region), key=_address))
         self.segments[segment.number] = segment
-        weakref.finalize(array, self._drop, segment.number).atexit = False
+        weakref.finalize(array, self._drop, region).atexit = False
         for made in self._made:
             made(segment)
         return array
 
-    def _drop(self, number: int) -> None:
-        segment = self.segments.pop(number)
-        self._index = tuple(entry for entry in self._index if entry[2] != number)
-        os.close(segment.fd)
+    def _drop(self, region: _Region) -> None:
+        self._index = tuple(other for other in self._index if other is not region)
+        number, fd, _, _ = self.segments.pop(region.segment.number)
+        os.close(fd)
         for dropped in self._dropped:
             dropped(number)
 
+    def _region(self, array: Array) -> _Region | None:
+        start = address_of(array)
+        index = self._index
+        at = bisect_right(index, start, key=_address) - 1
+        region = index[at] if at >= 0 else None
+        if region is None or start + array.nbytes > region.address + region.size:
+            return None
+        return region
+
     def locate(self, array: Array) -> Location | None:
         """Say where a contiguous array lies, or `None` if it is in no segment of this arena."""
-        start = array.__array_interface__["data"][0]
-        index = self._index
-        at = bisect_right(index, (start, sys.maxsize, 0)) - 1
-        if at < 0:
+        region = self._region(array)
+        if region is None:
             return None
-        begin, size, number = index[at]
-        return Location(number, start - begin) if start + array.nbytes <= begin + size else None
+        return Location(region.segment.number, address_of(array) - region.address)
+
+    # --- pages that change places ---
+
+    def spare(self, array: Array) -> Array | None:
+        """Make memory that can change places with that of an array, or `None` if none can.
+
+        None can unless the array fills a segment of its own. The memory lives as long as what this
+        returns; others may write into it.
+
+        Raises
+        ------
+        OSError
+            No memory or no files are left.
+        """
+        region = self._filled(array)
+        return None if region is None else self._make(region.size, movable=True)
+
+    def can_exchange(self, array: Array, spare: Array) -> bool:
+        """Say whether an array can change places with a spare that was made for another."""
+        region = self._filled(array)
+        return region is not None and region.size == spare.nbytes
+
+    def _filled(self, array: Array) -> _Region | None:
+        """Return the region that an array has for itself, if it can be moved."""
+        region = self._region(array)
+        if region is None or not region.segment.open or region.size - array.nbytes >= mmap.PAGESIZE:
+            return None
+        return region
+
+    def exchange(self, array: Array, spare: Array) -> bool:
+        """Let an array show the pages of a spare of its size, and the spare those of the array.
+
+        Returns
+        -------
+        both
+            Whether the spare can be used again.
+
+        Raises
+        ------
+        OSError
+            Nothing has changed.
+        """
+        one, two = self._region(array), self._region(spare)
+        assert one is not None
+        assert two is not None
+        both = mapping.exchange(one.address, two.address, one.size)
+        one.segment, two.segment = two.segment, one.segment
+        return both
+
+
+def _address(region: _Region) -> int:
+    return region.address
