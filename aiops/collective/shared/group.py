@@ -175,6 +175,12 @@ class SharedGroup:
                 await self._perform_small(call, flat, number)
             else:
                 await self._perform_large(call, flat, number)
+        except Exception as error:
+            if self._stopped is None:
+                raise
+            # The frames that it has passed look at pages which are to be given back now, and the
+            # caller may keep the error for long.
+            raise error.with_traceback(None) from error.__cause__
         finally:
             self._performing = False
             if self._closed:
