@@ -44,6 +44,7 @@ _WEIGHT: Final = int(Flag.WEIGHT)
 _HIGHEST_LEVEL: Final = int(AckLevel.APPLIED)
 
 OK: Final = ErrorCode.OK
+APPLY: Final = Verdict.APPLY  # to look a member up takes 50 ns
 
 
 class ServedTable:
@@ -188,7 +189,7 @@ class ServedTable:
         if type(request) is Seal:
             self.rule.now = now
         verdict = inbox.judge(caller.incarnation, request.seq, request.answered_below)
-        if verdict is Verdict.APPLY:
+        if verdict is APPLY:
             outcome: Outcome = PARK
             if not (self.parked and session in self.parked):  # what came first goes first
                 outcome, text = self._apply(caller, request)

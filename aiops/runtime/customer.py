@@ -20,7 +20,7 @@ from aiops.runtime.postoffice import Postoffice
 from aiops.runtime.witness import Witness
 from aiops.van.base import Van
 from aiops_protocol.control import ClusterState
-from aiops_protocol.frames import Kind, Known, Parked, Reply
+from aiops_protocol.frames import Known, Parked, Reply, Value
 from aiops_protocol.layout import REPLY
 from aiops_protocol.limits import PREFIX_BYTES
 
@@ -212,7 +212,7 @@ class Customer:
     def answered(self, server: DataConnection, reply: Reply) -> None:
         """Take one answer."""
         now = self._loop.time()
-        if reply.kind is Kind.VALUE:
+        if type(reply) is Value:
             self.bytes.pull_received += REPLY_HEADER_BYTES + len(reply.payload)
         else:
             self.bytes.push_received += REPLY_HEADER_BYTES + len(reply.payload)

@@ -30,7 +30,7 @@ from aiops.van.base import Address, Listener, Stream, StreamHandler, Van
 from aiops.van.link import Link
 from aiops_protocol.control import ControlMessage, Join, Joined, Leave, Refused
 from aiops_protocol.errors import ErrorCode
-from aiops_protocol.frames import Frame, Goodbye, Kind, Query, Request
+from aiops_protocol.frames import Frame, Goodbye, Pull, Query, Request, Seal
 from aiops_protocol.handshake import Hello, Role, ServerHandshake
 from aiops_protocol.queries import OWN_CONNECTION, mark
 
@@ -270,12 +270,12 @@ class Server:
             self._perform(actions)
 
     def _handle(self, link: Link, frame: Request) -> list[Action]:
-        if frame.kind is not Kind.PULL:
+        if type(frame) is not Pull:
             if isinstance(frame, Query):
                 return self._core.query(link.number, frame, self._received(link))
             self._answers.take_back()
         now = asyncio.get_running_loop().time()
-        if frame.kind is not Kind.SEAL:
+        if type(frame) is not Seal:
             return self._core.request(link.number, frame, now)
         started = time.monotonic_ns() if self.meter.traces else 0
         actions = self._core.request(link.number, frame, now)

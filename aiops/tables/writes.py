@@ -99,7 +99,7 @@ class Writes:
 
         On cancellation it goes on by itself, whole; or, if nothing of it had left, it never was.
         """
-        if level == AckLevel.RECEIVED:
+        if level != operation.level:  # what is only received is followed to its end
             operation.level, operation.received = level, self._follow
         future = self._awaited[operation] = self.start(operation)
         try:  # as `finish` does, which would be one coroutine more for each push

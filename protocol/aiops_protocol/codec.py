@@ -378,7 +378,7 @@ def encode(frame: Frame) -> tuple[bytes, Buffer]:
         if isinstance(frame, Request):
             meta, payload = _encode_request(frame)
             flags = frame.flags
-            if kind is Kind.SEAL and len(payload) != (8 if flags & WEIGHT else 0):
+            if type(frame) is Seal and len(payload) != (8 if flags & WEIGHT else 0):
                 raise LocalProtocolError(f"{frame}: 8 bytes with WEIGHT, none without")
             if flags and flags & ~KNOWN_FLAGS[kind]:
                 raise LocalProtocolError(f"{frame}: flags {flags:#x} are not for a {kind.name}")

@@ -16,19 +16,21 @@ __all__ = ["Inbox", "Outbox", "Verdict"]
 
 
 class Outbox:
-    """Numbers the mutations of one session and knows which are unanswered."""
+    """Numbers the mutations of one session and knows which are unanswered.
 
-    __slots__ = ("_next", "_unanswered", "window")
+    Attributes
+    ----------
+    answered_below
+        All numbers below this one are answered or given up; the receiver may forget them.
+    """
+
+    __slots__ = ("_next", "_unanswered", "answered_below", "window")
 
     def __init__(self, window: int = WINDOW_MUTATIONS) -> None:
         self.window = window
+        self.answered_below = 1
         self._next = 1
         self._unanswered: dict[int, None] = {}  # in order of sending
-
-    @property
-    def answered_below(self) -> int:
-        """All numbers below this one are answered or given up; the receiver may forget them."""
-        return next(iter(self._unanswered), self._next)
 
     @property
     def open(self) -> bool:
@@ -50,12 +52,18 @@ class Outbox:
     def answered(self, seq: int) -> None:
         """Note an answer, or that nobody waits for one any more; repeats are harmless."""
         self._unanswered.pop(seq, None)
+        if seq == self.answered_below:
+            below = seq + 1
+            while below < self._next and below not in self._unanswered:
+                below += 1
+            self.answered_below = below
 
     def validate(self) -> None:
         """Check what must always hold."""
         assert len(self._unanswered) <= self.window
         assert list(self._unanswered) == sorted(self._unanswered)
         assert all(seq < self._next for seq in self._unanswered)
+        assert self.answered_below == min(self._unanswered, default=self._next)
 
 
 class Verdict(Enum):
