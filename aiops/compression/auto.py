@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -11,15 +11,12 @@ from aiops.compression.checks import finite
 from aiops.compression.compressor import Compressor, Where
 from aiops.compression.gate import DENSE, Gate
 from aiops.compression.lossless import Dense
-from aiops.compression.spelling import codec_from
+from aiops.compression.spelling import AUTO, codec_from
 from aiops.compression.wrappers import with_feedback
 from aiops_protocol.codecs import Encoded, Raw
 from aiops_protocol.payload import Float32Array
 
 __all__ = ["AUTO", "AutoCompressor"]
-
-AUTO: Final = "auto"
-"""The spelling of "as the gate chooses"."""
 
 
 class AutoCompressor(Compressor):

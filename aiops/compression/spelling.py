@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from typing import Any
+from typing import Any, Final
 
 from aiops.compression.base import CODECS, Codec
 from aiops.compression.wrappers import Chain, ErrorFeedback, NoFeedback
 from aiops.errors import ConfigError
 
-__all__ = ["codec_from", "codec_names"]
+__all__ = ["AUTO", "codec_from", "codec_names"]
+
+AUTO: Final = "auto"
+"""The spelling of "as the gate chooses"."""
 
 _WRAPPERS: dict[str, type[ErrorFeedback] | type[NoFeedback]] = {
     "feedback": ErrorFeedback,

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from aiops.compression import codec_from
-from aiops.compression.pulls import pull_codec, unit_elements
+from aiops.compression.pulls import pull_codecs, unit_elements
 from aiops.errors import ConfigError
 from aiops.roles.bounded import SspRule
 from aiops.roles.consistency import AspRule, BspRule, Rule
@@ -72,7 +71,8 @@ def part_unit(spec: TableSpec) -> int:
     """
     if not spec.pull_compression:
         return ALIGNMENT_ELEMENTS
-    return unit_elements(pull_codec(codec_from(spec.pull_compression)))
+    codecs = pull_codecs(spec.pull_compression)
+    return max(unit_elements(codec) for codec in codecs if codec is not None)
 
 
 def _policy(spec: TableSpec) -> Policy | None:

@@ -168,7 +168,10 @@ class ServedTable:
         shard = self.rule.shard
         where = shard.select(request)
         if self.replica is not None:
-            return self.replica.answer(peer, request, where, self.epoch, lasting=lasting)
+            rank = self._callers[peer].rank
+            published = self.replica.answer(peer, rank, request, where, self.epoch, lasting=lasting)
+            if published is not None:
+                return published
         values = shard.read(where)
         if lasting:
             values = values.copy()
@@ -347,7 +350,7 @@ class ServedTable:
             try:
                 with np.errstate(all="ignore"):
                     if self.replica is not None:
-                        self.replica.begin()
+                        self.replica.before_close()
                     pushed = self.rule.close()
                     if self.replica is not None:
                         self.replica.closed()

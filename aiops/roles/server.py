@@ -14,8 +14,8 @@ from typing import Final
 import msgspec
 
 from aiops.compression import codec_from
-from aiops.compression.auto import AUTO
-from aiops.compression.pulls import pull_codec
+from aiops.compression.pulls import pull_codecs
+from aiops.compression.spelling import AUTO
 from aiops.errors import ConfigError
 from aiops.init import initializer_from
 from aiops.optim import optimizer_from
@@ -331,7 +331,7 @@ class ServerCore:
             if spec.compression and spec.compression != AUTO:
                 codec_from(spec.compression)
             if spec.pull_compression:
-                pull_codec(codec_from(spec.pull_compression))
+                pull_codecs(spec.pull_compression)
         except ConfigError as error:
             return [_not_ready(order.table, ErrorCode.INVALID_SETTING, str(error))]
         sparse = spec.layout != "dense"

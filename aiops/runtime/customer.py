@@ -11,6 +11,7 @@ import time
 from typing import Final
 
 from aiops.compression.link import Link
+from aiops.compression.pull_gate import Arrivals
 from aiops.errors import AiopsError, Closed, NodeFailed, RequestTimeout
 from aiops.observability import ByteCounters, LatencyHistogram
 from aiops.roles.patience import LOOK_S
@@ -54,7 +55,7 @@ class Customer:
         What went over the data connections, by cause.
     latency
         Histograms of whole calls, by verb.
-    uplink, downlink
+    uplink, arrivals
         What compressed tables have found out about the ways there and back.
     witness
         Who is told of every operation, if anybody.
@@ -72,7 +73,7 @@ class Customer:
         self._loop = asyncio.get_running_loop()
         self._closed = False
         self.bytes = ByteCounters()
-        self.uplink, self.downlink = Link(), Link()
+        self.uplink, self.arrivals = Link(), Arrivals()
         self.latency: dict[str, LatencyHistogram] = {}
         self.witness: Witness | None = None
         self._opening: list[asyncio.Task[None]] = []
@@ -144,6 +145,11 @@ class Customer:
         elif operation.deadline < self._timer_at:
             self._arm(operation.deadline)
         return future
+
+    def measure_arrivals(self) -> None:
+        """From now on, measure how fast values come."""
+        for server in self._servers.values():
+            server.arrivals = self.arrivals
 
     def flush(self) -> None:
         """Hand everything to the kernel now: the caller may compute for long before it waits."""

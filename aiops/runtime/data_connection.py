@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+import time
 from typing import Final, Protocol
 
+from aiops.compression.pull_gate import Arrivals
 from aiops.errors import AiopsError, ConnectionLost, DialFailed, PeerMisbehaved
 from aiops.observability import ByteCounters
 from aiops.roles.patience import Patience, Sight, Step
@@ -71,6 +72,8 @@ class DataConnection:
         Why nothing will be sent there any more, or empty.
     trouble
         Why there is no connection at the moment, or empty.
+    arrivals
+        Who hears when answers begin to come and end, if anybody.
     asked, replaced
         How often the server was asked over a silent connection what it has of what is owed; and
         connections that were given up because they were silent while the server answered.
@@ -104,6 +107,7 @@ class DataConnection:
         self._asked_at = 0.0
         self.asked = 0
         self.replaced = 0
+        self.arrivals: Arrivals | None = None
         self._gone = [0, 0]  # bytes sent, received over connections that have ended
         self._closed = False
 
@@ -145,7 +149,7 @@ class DataConnection:
             incarnation=joined.incarnation,
             customers=self.channel.session + 1,
             known=True,
-            destination=_destination(self.channel),
+            destination=self._place,
         )
 
     def link_ready(self, link: Link) -> None:
@@ -167,6 +171,8 @@ class DataConnection:
         self._gone[0] += link.bytes_sent
         self._gone[1] += link.bytes_received
         self.channel.lost(link.bytes_sent)
+        if self.arrivals is not None:
+            self.arrivals.lost(self.member.rank)
         if self._closed or self._postoffice.failure is not None:
             return
         goodbye = link.goodbye
@@ -358,7 +364,17 @@ class DataConnection:
     def link_frame(self, link: Link, frame: Frame) -> None:
         """Take one answer."""
         if isinstance(frame, Reply):
+            if self.arrivals is not None:
+                self.arrivals.end((self.member.rank, frame.request_id), time.perf_counter())
             self._answers.answered(self, frame)
+
+    def _place(self, frame: Frame, size: int) -> memoryview | None:
+        """Return where the payload of an announced answer belongs."""
+        if not isinstance(frame, Reply):
+            return None
+        if self.arrivals is not None:
+            self.arrivals.begin((self.member.rank, frame.request_id), size, time.perf_counter())
+        return self.channel.destination(frame, size)
 
     def link_pinged(self, link: Link) -> None:
         """Nothing to do: the link answers."""
@@ -371,13 +387,6 @@ class DataConnection:
     def link_drained(self, link: Link) -> None:
         """Send what waits."""
         self.pump()
-
-
-def _destination(channel: Channel) -> Callable[[Frame, int], memoryview | None]:
-    def destination(frame: Frame, size: int) -> memoryview | None:
-        return channel.destination(frame, size) if isinstance(frame, Reply) else None
-
-    return destination
 
 
 def _why(error: AiopsError | None, goodbye: Goodbye | None) -> str:

@@ -58,16 +58,18 @@ class Replica:
 
     Attributes
     ----------
+    codec
+        By which the next version is published.
     values
         The replica.
     version
         Of the exact values that it was last brought near to.
     """
 
-    __slots__ = ("_codec", "_kept", "_log", "values", "version")
+    __slots__ = ("_kept", "_log", "codec", "values", "version")
 
     def __init__(self, codec: Codec, values: Float32Array, version: int) -> None:
-        self._codec = codec
+        self.codec = codec
         self._log: deque[_Publication] = deque()
         self._kept = 0  # bytes in the log
         self.values = values.copy()
@@ -84,7 +86,7 @@ class Replica:
         if not all_finite(difference):
             self._restart(exact)
             return
-        encoded = self._codec.encode(difference, {}, 0)
+        encoded = self.codec.encode(difference, {}, 0)
         decoded = encoded.decoded()
         add_decoded(self.values, decoded)
         if not all_finite(decoded.values if isinstance(decoded, Sparse) else decoded):

@@ -20,8 +20,8 @@ from aiops_protocol.codecs import decode_values
 
 __all__ = ["compression_spelling", "compressor_for", "measured_prices"]
 
-SAMPLES = (2_048, 262_144)
-"""Codecs are timed with a short vector and with one of a megabyte: a call, and an element."""
+SAMPLES = (2_048, 1_048_576)
+"""Codecs are timed with a short vector and with one of four megabytes: a call, and an element."""
 
 ROUNDS = 3
 
@@ -44,12 +44,15 @@ def compression_spelling(
     """
     if compression is None:
         return ""
-    if compression == AUTO and not pulls:
+    setting = "pull_compression" if pulls else "compression"
+    if compression == AUTO:
         if allow_nonfinite:
-            raise ConfigError(f"{what}: compression auto with allow_nonfinite=True: NaN would stay")
+            raise ConfigError(
+                f"{what}: {setting} auto with allow_nonfinite=True: NaN or infinity would stay in "
+                "what is held back; use a table without one of them"
+            )
         return AUTO
     given: object = compression
-    setting = "pull_compression" if pulls else "compression"
     if isinstance(given, str):
         codec = codec_from(given)
     elif isinstance(given, Codec):
@@ -90,7 +93,7 @@ def compressor_for(
 
 @cache
 def measured_prices(candidates: tuple[str, ...]) -> dict[str, Price]:
-    """Time the candidates of a gate on this machine, once (some 20 ms)."""
+    """Time the candidates of a gate on this machine, once (some 60 ms)."""
     short, long = SAMPLES
     prices: dict[str, Price] = {}
     for name in candidates:

@@ -9,8 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from aiops.compression.compressor import Compressor
+from aiops.compression.pull_gate import PullGate
+from aiops.compression.pulls import PULL_CANDIDATES
+from aiops.compression.spelling import AUTO
 from aiops.roles.rules import CLOCKED, ROUNDS, has_lead
-from aiops.tables.compression import compressor_for
+from aiops.tables.compression import compressor_for, measured_prices
 from aiops.tables.layout import Choice, Layout
 from aiops.tables.reads import Reads
 from aiops.tables.replica import PulledReplica
@@ -157,7 +160,9 @@ class DenseCore(TableCore):
         # What compression holds back is held back once for the whole worker.
         self.compressor = main.compressor if main else _compressor(worker, opened.spec)
         if opened.spec.pull_compression:
-            self.replica = PulledReplica(self.layout)
+            self.replica = _replica(
+                worker, opened.spec.pull_compression, self.layout, self.customer
+            )
         self.reads = Reads(self, self.layout.whole)
         self.writes = RowWrites(self, self.layout, self.compressor)
 
@@ -165,6 +170,17 @@ class DenseCore(TableCore):
         """Send the initial values, as the first creator."""
         operation = self.writes.plan(Assign, values, None, None, verb="initialise", flags=_INITIAL)
         await self.writes.perform(operation)
+
+
+def _replica(worker: Worker, spelling: str, layout: Layout, customer: Customer) -> PulledReplica:
+    """Return this worker's copy of the public replica, and what chooses how values come."""
+    if spelling != AUTO:
+        return PulledReplica(spelling, layout)
+    customer.measure_arrivals()
+    prices, uplink = measured_prices(PULL_CANDIDATES), worker.main_customer.uplink
+    servers = len(set(layout.servers))
+    gate = PullGate(layout.size, servers, prices, customer.arrivals, uplink)
+    return PulledReplica(spelling, layout, gate)
 
 
 def _compressor(worker: Worker, spec: TableSpec) -> Compressor | None:

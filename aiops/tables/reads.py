@@ -14,6 +14,7 @@ from aiops_protocol.payload import Float32Array, as_bytes
 
 if TYPE_CHECKING:
     from aiops.tables.core import TableCore
+    from aiops.tables.replica import PulledReplica
 
 __all__ = ["Reads"]
 
@@ -60,7 +61,7 @@ class Reads:
         table = self._table
         table.worker.check()
         replica = table.replica
-        if replica is not None and choice is self._whole and not replica.busy:
+        if replica is not None and choice is self._whole and not replica.comes_plain():
             replica.busy = True
             try:
                 version = await self._fetch(choice, None, timeout_s, verb)
@@ -131,8 +132,8 @@ class Reads:
                 )  # fmt: skip
                 if base is not None:
                     part.base = base[shard]
-                if memory is None:
-                    self._ask_for_steps(part, piece)
+                if table.replica is not None and choice is self._whole:
+                    self._tell_of_copy(table.replica, part, piece, plain=memory is not None)
             try:
                 await table.customer.start(operation, table.servers)
             except asyncio.CancelledError:
@@ -145,14 +146,16 @@ class Reads:
             pieces = [piece for piece in pieces if piece.shard in operation.torn]
             wanted = versions
 
-    def _ask_for_steps(self, part: Part, piece: Piece) -> None:
-        """Ask for what the copy of the replica lacks."""
-        replica = self._table.replica
-        assert replica is not None
-        part.size = 4 * (piece.stop - piece.start)
-        part.taker = replica.taker(piece)
+    @staticmethod
+    def _tell_of_copy(replica: PulledReplica, part: Part, piece: Piece, *, plain: bool) -> None:
+        """Ask for what the copy of the replica lacks; or tell what is wished for, if anything."""
+        if plain and replica.gate is None:
+            return
         part.flags |= _PARAMETERS
-        part.codec_parameters = 1 + replica.version(piece)
+        part.codec_parameters = replica.word(piece, plain=plain)
+        if not plain:
+            part.size = 4 * (piece.stop - piece.start)
+            part.taker = replica.taker(piece)
 
     # --- prefetch ---
 

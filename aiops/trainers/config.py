@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from aiops.compression import codec_from
-from aiops.compression.auto import AUTO
 from aiops.compression.pulls import pull_codec
+from aiops.compression.spelling import AUTO
 from aiops.consistency import Quorum, consistency_from
 from aiops.errors import ConfigError
 from aiops.optim import Optimizer, Schedule, optimizer_from
@@ -228,7 +228,7 @@ class TrainConfig:
         try:
             if self.compression not in (None, AUTO):
                 codec_from(self.compression)
-            if self.pull_compression is not None:
+            if self.pull_compression not in (None, AUTO):
                 pull_codec(codec_from(self.pull_compression))
         except ConfigError as error:
             raise ConfigError(f"train: {error}") from None

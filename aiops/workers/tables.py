@@ -139,11 +139,14 @@ class Tables:
 
     def compression(self) -> dict[str, dict[str, Any]]:
         """Return what compression has done so far, by table."""
-        return {
-            table.name: compressor.stats()
-            for table in self.all
-            if (compressor := table.core.compressor) is not None
-        }
+        found: dict[str, dict[str, Any]] = {}
+        for table in self.all:
+            compressor, replica = table.core.compressor, table.core.replica
+            if compressor is not None:
+                found[table.name] = compressor.stats()
+            if replica is not None:
+                found.setdefault(table.name, {})["pull"] = replica.stats()
+        return found
 
     def measure(self) -> dict[str, float]:
         """Return numbers for status: what compression holds back, and which codec was chosen."""
@@ -153,7 +156,10 @@ class Tables:
             if compressor is not None:
                 measured[f"{RESIDUAL_NORM}{table.name}"] = compressor.residual_norm
             if isinstance(compressor, AutoCompressor):
-                measured[f"compression.{table.name}.{compressor.gate.chosen}"] = 1.0
+                measured[f"compression.{table.name}.push.{compressor.gate.chosen}"] = 1.0
+            replica = table.core.replica
+            if replica is not None and replica.gate is not None:
+                measured[f"compression.{table.name}.pull.{replica.gate.chosen}"] = 1.0
         return measured
 
     def _take_place(self, table: AnyTable, job_clock: int | None) -> None:

@@ -11,7 +11,8 @@ import pytest
 import aiops
 from aiops import ASP, BSP
 from aiops.compression import codec_from
-from aiops.compression.pulls import pull_codec
+from aiops.compression.pull_gate import PullGate
+from aiops.compression.pulls import PULL_CANDIDATES, pull_codec
 from aiops.consistency import Consistency
 from aiops.errors import ConfigError, TableMismatch
 from aiops.optim import SGD, Add
@@ -123,6 +124,74 @@ async def test_subscriptions_get_the_replica() -> None:
         version, values = await anext(updates)
         assert version == 1
         assert same_bits(values, await table.pull())
+
+
+@pytest.mark.parametrize("consistency", [BSP(), ASP()], ids=lambda c: c.mode)
+@pytest.mark.parametrize("servers", [1, 2])
+async def test_auto_gives_the_same_bits_to_all_whatever_they_wish(
+    consistency: Consistency, servers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they are, then a codec, another one, as they are again: all that a replica can be."""
+    wishes = [0, 0, 3, 3, 1, 4, 4, 0, 0, 2, 0, 2, 2]
+
+    def choose(gate: PullGate) -> bool:
+        wish = wishes[turn["now"]]
+        gate.chosen = PULL_CANDIDATES[wish if turn["who"] == 0 else 0]
+        return gate.chosen == "dense"
+
+    turn = {"now": 0, "who": 0}
+    monkeypatch.setattr(PullGate, "choose", choose)
+    exact = np.zeros(SIZE, np.float32)
+    lossy = 0
+    async with (
+        local_job(servers) as cluster,
+        cluster.connect(name="a") as a,
+        cluster.connect(name="b") as b,
+    ):
+        tables = [
+            await worker.table(
+                "w", SIZE, optimizer=Add(), consistency=consistency, pull_compression="auto"
+            )
+            for worker in (a, b)
+        ]
+        for step in range(len(wishes)):
+            turn["now"] = step
+            for table in tables:
+                await table.push(random_array((SIZE,), step))
+            exact += random_array((SIZE,), step)
+            if consistency.mode == "asp":
+                exact += random_array((SIZE,), step)
+            for worker in (a, b):
+                await worker.tick()
+            pulled = []
+            for who, table in enumerate(tables):
+                turn["who"] = who
+                pulled.append(await table.pull())
+            assert same_bits(*pulled)
+            assert same_bits(await tables[1].pull(np.array([3, 77])), pulled[0][[3, 77]])
+            assert np.linalg.norm(pulled[0] - exact) <= np.linalg.norm(exact)
+            lossy += not np.allclose(pulled[0], exact, atol=1e-4)
+        stats = a.stats()["compression"]["w"]["pull"]
+        metrics = a._tables.measure()
+        plain = tables[0].core.replica
+        assert plain is not None
+    assert 0 < lossy < len(wishes) - 3
+    assert stats["pulls"] == len(wishes)
+    assert stats["bytes_received"] < stats["bytes_meant"] * 0.8
+    assert stats["chosen"] == "int8"
+    assert metrics["compression.w.pull.int8"] == 1.0
+
+
+async def test_on_this_link_auto_leaves_values_as_they_are() -> None:
+    async with local_job(1) as cluster, cluster.connect() as worker:
+        table = await worker.table("w", SIZE, optimizer=Add(), pull_compression="auto")
+        for step in range(12):
+            await table.push(random_array((SIZE,), step))
+            await worker.tick()
+            await table.pull()
+        stats = worker.stats()["compression"]["w"]["pull"]
+        assert stats["chosen"] in PULL_CANDIDATES
+        assert "Mbit/s" in stats["reason"]
 
 
 async def test_both_directions_save_more_than_one() -> None:

@@ -62,7 +62,7 @@ def test_whoever_follows_has_the_bits_of_the_replica(spelling: str) -> None:
     versions = walk(1, 7)
     replica = Replica(pull_codec(codec_from(spelling)), versions[0], 0)
     layout, parts = pieces()
-    copies = [PulledReplica(layout) for _ in range(3)]
+    copies = [PulledReplica("int8", layout) for _ in range(3)]
     for version, exact in enumerate(versions):
         if version:
             replica.publish(exact, version)
@@ -131,7 +131,7 @@ def test_a_difference_that_is_no_number_is_sent_whole() -> None:
 def test_a_wrong_answer_leaves_the_copy_of_no_version(noise: bytes) -> None:
     layout = Layout("w", (16,), [ShardPart(server=0, begin=0, end=16)])
     (piece,) = layout.whole.pieces
-    copy = PulledReplica(layout)
+    copy = PulledReplica("int8", layout)
     copy.taker(piece)(Value(request_id=1, version=3, payload=bytes(64)))
     assert copy.version(piece) == 3
     try:
