@@ -100,10 +100,11 @@ class Place:
                 f'{what}={given!r}: only in tables with rounds and reduce="mean" (BSP, Quorum) '
                 "contributions have weights"
             )
-        if self._contributed and self._weight != weight:
+        before = 1.0 if self._weight is None else self._weight
+        if self._contributed and before != weight:
             raise UsageError(
-                f"{what}={given!r}, but an earlier push of this clock has {self._weight}; the "
-                "weight is that of all that is pushed in a clock"
+                f"{what}={given!r}, but what this worker has pushed in this clock has the weight "
+                f"{before:g}; all that it pushes in a clock has one: give it with the first push"
             )
         return weight
 

@@ -262,8 +262,8 @@ class Table(FunctionCalls):
         weight
             How much this worker's contribution counts in the mean of the round, for example the
             number of its samples: the sum of weight times gradient over all workers is divided
-            by the sum of their weights. Above 0; 1 if not given. Several pushes of one clock have
-            the same. Only for tables with rounds and `reduce="mean"`.
+            by the sum of their weights. Above 0; 1 if not given. All pushes of one clock have that
+            of the first. Only for tables with rounds and `reduce="mean"`.
         ack
             `"applied"`, or `"received"`: return as soon as all parts are in the servers' memory,
             though they wait there for their round (BSP) or for slower workers (SSP). They are then

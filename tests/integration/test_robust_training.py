@@ -98,10 +98,18 @@ async def test_weights_that_mean_nothing_are_refused() -> None:
         await table.push(one, weight=2)
         await table.push(one, weight=2.0)
         await table.push(one)
-        with pytest.raises(UsageError, match=r"weight=3, but an earlier push .* has 2\.0"):
+        with pytest.raises(
+            UsageError, match=r"weight=3, but what .* in this clock has the weight 2"
+        ):
             await table.push(one, weight=3)
         await worker.tick()
         assert (await table.pull()).tolist() == [3, 3]
+        await table.push(one)
+        with pytest.raises(
+            UsageError, match=r"weight=3, but what .* in this clock has the weight 1"
+        ):
+            await table.push(one, weight=3)
+        await table.push(one, weight=1)  # as if it had not been given
         modes: dict[str, Consistency] = {"asp": ASP(), "sum": BSP("sum"), "median": BSP("median")}
         for name, mode in modes.items():
             other = await worker.table(name, shape=(2,), optimizer=Add(), consistency=mode)

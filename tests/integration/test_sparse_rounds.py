@@ -81,7 +81,7 @@ async def test_the_words_of_a_wrong_weight_are_those_of_a_dense_table() -> None:
             await rows.push([1], np.ones((2, 1), F), weight=7)
         await rows.push([1], one, weight=2)
         await dense.push(one, weight=2)
-        assert "an earlier push of this clock has 2.0" in await refused(3)
+        assert "in this clock has the weight 2" in await refused(3)
         await worker.tick()
         assert (await rows.pull([1])).tolist() == [[1.0]]
         modes: dict[str, Consistency] = {"asp": ASP(), "sum": BSP("sum")}
