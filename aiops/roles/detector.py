@@ -27,6 +27,10 @@ EXCUSE_S: Final = 2.0
 """After its event loop was held up, a node waits so long for news before it judges anybody: a
 heartbeat connection may have to be opened again first."""
 
+EXCUSES_MAX: Final = 3
+"""So often in one silence: a loop that is held up every second, by large rounds or on a machine
+with too much to do, would otherwise never notice that its scheduler is gone."""
+
 
 class _Watch(msgspec.Struct):
     heard_at: float
@@ -100,21 +104,25 @@ class Lease:
     slow or one-way link never makes it longer than the scheduler believes it to be.
     """
 
-    __slots__ = ("_answered_at", "_excused_until", "heartbeat_s")
+    __slots__ = ("_answered_at", "_excused_until", "_excuses", "heartbeat_s")
 
     def __init__(self, heartbeat_s: float, now: float) -> None:
         self.heartbeat_s = heartbeat_s
         # Like the scheduler's first patience with a node that has just joined.
         self._answered_at = now + FIRST_BEAT_S
         self._excused_until = now
+        self._excuses = 0  # since the last answer
 
     def renew(self, sent_at: float) -> None:
         """Note that the heartbeat sent at this moment was answered."""
         self._answered_at = sent_at
+        self._excuses = 0
 
     def excuse(self, now: float) -> None:
         """Judge nothing for a moment: this process has not been running, so nothing was heard."""
-        self._excused_until = now + EXCUSE_S
+        self._excuses += 1
+        if self._excuses <= EXCUSES_MAX:
+            self._excused_until = now + EXCUSE_S
 
     def silent_s(self, now: float) -> float:
         """Return for how long the scheduler has not answered."""

@@ -81,7 +81,7 @@ def test_status_of_a_running_job(tmp_path: Path) -> None:
                 assert text in shown.stdout
             document = json.loads(aiops("status", "--json", AIOPS_SCHEDULER=address).stdout)
             assert document["workers"][0]["name"] == "me"
-            watching = ("--watch", "--json", "--timeout-s", "0.3")
+            watching = ("--watch", "--json", "--timeout-s", "2")
             with running("status", "--scheduler", address, *watching) as watch:
                 assert json.loads(watch.line())["ended"] is None
                 worker.say("go on")

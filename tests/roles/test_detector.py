@@ -99,3 +99,22 @@ def test_a_node_that_was_held_up_waits_for_news_before_it_judges() -> None:
     assert not lease.expired(100.0)
     assert not lease.orphaned(101.9)
     assert lease.orphaned(102.0)
+
+
+@given(st.floats(1.1, 60), st.floats(0, 1.9))
+def test_a_node_whose_loop_is_held_up_again_and_again_gives_its_scheduler_up_all_the_same(
+    stalls_s: float, runs_s: float
+) -> None:
+    """Such as a server with large rounds, cut off: excuses must not go on for ever."""
+    lease = Lease(H, 0.0)
+    lease.renew(10.0)
+    now, moments = 10.0, 0
+    while not lease.orphaned(now):
+        now += stalls_s * H
+        lease.excuse(now)
+        now += runs_s
+        moments += 1
+        assert moments < 100
+    lease.renew(now)
+    lease.excuse(now + 30.0)
+    assert not lease.orphaned(now + 31.0), "and after an answer it is excused as before"
