@@ -6,16 +6,18 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from aiops.compression.base import Codec, Feedback, State, register
+from aiops.compression.base import Codec, Feedback, State, keep_block, per_block, register
 from aiops.compression.checks import finite
+from aiops.errors import ConfigError
 from aiops.optim.settings import flag, whole
-from aiops_protocol.codecs import Encoded, IndexKind, SparseSigns, SparseValues, ValueKind
+from aiops_protocol.codecs import Encoded, IndexKind, SparseLevels, SparseValues, ValueKind
 from aiops_protocol.payload import Float32Array
 
 __all__ = ["AGC"]
 
-BIN_MAX: Final = 1 << 20
+BLOCK_MIN: Final = 1024
 BUDGET_STEP: Final = 1.1
 """How much longer or shorter bins get after a push beyond or below the budget."""
 
@@ -28,16 +30,19 @@ class AGC(Codec):
     After AdaComp (Chen et al., AAAI 2018). With r the sum of what was held back and the gradient
     g, the values are sent for which `|r + g|` reaches the largest `|r|` of their bin: many while
     the gradient is active, few when it is not. Each is sent as a sign times the mean of the
-    largest of all bins. No sorting. It feeds back by itself.
+    largest of all bins of its block: layers of a flat table have gradients of very different
+    sizes. No sorting. It feeds back by itself.
 
     Parameters
     ----------
     bin
-        Values in a bin; longer bins send less. 50 to 500 is usual.
+        Values in a bin, up to those in a block; longer bins send less. 50 to 500 is usual.
     exact
         Send the values themselves, as fp16.
     budget
         Bytes of a push to aim at, by changing the length of bins; 0 leaves it as it is.
+    block
+        Values with one size, and with bins of their own; a power of two.
     """
 
     name: ClassVar[str] = "agc"
@@ -48,10 +53,17 @@ class AGC(Codec):
     bin: int = 200
     exact: bool = False
     budget: int = 0
+    block: int = 16_384
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        length = whole("AGC", "bin", self.bin, at_least=2, at_most=BIN_MAX)
+        keep_block(self, at_least=BLOCK_MIN)
+        length = whole("AGC", "bin", self.bin, at_least=2)
+        if length > self.block:
+            raise ConfigError(
+                f"AGC: bin is {length}, and a block has {self.block}; choose a shorter bin, or "
+                "longer blocks"
+            )
         object.__setattr__(self, "bin", length)
         object.__setattr__(self, "exact", flag("AGC", "exact", self.exact))
         object.__setattr__(self, "budget", whole("AGC", "budget", self.budget))
@@ -60,39 +72,38 @@ class AGC(Codec):
         """Send what would pass the largest of its bin; see `Codec.encode`."""
         length = float(state.get("bin", np.full(1, self.bin, np.float32))[0])
         residual = state["residual"] + x
-        ahead = residual + x
-        finite(ahead, self)
-        places, largest = _passing(np.abs(residual), np.abs(ahead), round(length))
+        finite(residual, self)
+        ahead = np.abs(residual + x)  # where this is infinite it passes, as it should
+        places, sizes = self._passing(np.abs(residual), ahead, round(length))
         encoded: Encoded
         if self.exact:
             kind = ValueKind.FLOAT16
-            encoded = SparseValues(x.size, places, residual[places], IndexKind.GAPS, kind)
+            encoded = SparseValues(x.size, places, residual[places], IndexKind.PACKED, kind)
         else:
-            scale = np.float32(np.mean(largest, dtype=np.float64)) if largest.size else np.float32()
-            encoded = SparseSigns(x.size, places, np.signbit(residual[places]), scale)
+            signs = np.where(np.signbit(residual[places]), np.int8(-1), np.int8(1))
+            encoded = SparseLevels(x.size, places, signs, sizes, self.block)
         encoded.take_from(residual)
         finite(residual, self)
         state["residual"][:] = residual
         if self.budget:
             over = len(encoded.whole().payload) > self.budget
-            length = min(max(length * BUDGET_STEP if over else length / BUDGET_STEP, 2.0), BIN_MAX)
-            state["bin"] = np.full(1, length, np.float32)
+            length = length * BUDGET_STEP if over else length / BUDGET_STEP
+            state["bin"] = np.full(1, min(max(length, 2.0), float(self.block)), np.float32)
         return encoded
 
-
-def _passing(
-    magnitude: Float32Array, ahead: Float32Array, length: int
-) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], Float32Array]:
-    """Return the places that reach the largest of their bin, and the largest of each bin."""
-    whole_bins = magnitude.size // length
-    at = whole_bins * length
-    largest = magnitude[:at].reshape(whole_bins, length).max(axis=1)
-    passing = ahead[:at].reshape(whole_bins, length) >= largest[:, None]
-    passing &= largest[:, None] > 0
-    places = np.flatnonzero(passing)
-    if at < magnitude.size:
-        last = magnitude[at:].max()
-        largest = np.append(largest, last)
-        if last > 0:
-            places = np.append(places, np.flatnonzero(ahead[at:] >= last) + at)
-    return places, largest
+    def _passing(
+        self, magnitude: Float32Array, ahead: Float32Array, length: int
+    ) -> tuple[NDArray[np.int64], Float32Array]:
+        """Return the places that reach the largest of their bin, and each block's mean of those."""
+        size, block = magnitude.size, self.block
+        sizes = np.empty(-(-size // block), np.float32)
+        parts: list[NDArray[np.int64]] = []
+        for at, begin in enumerate(range(0, size, block)):
+            largest = per_block(magnitude[begin : begin + block], length, np.max)
+            sizes[at] = np.mean(largest, dtype=np.float64)
+            part = ahead[begin : begin + block]
+            # Where all of a bin is zero, nothing passes.
+            limits = np.where(largest > 0, largest, np.float32(np.inf))
+            passing = part >= np.repeat(limits, length)[: part.size]
+            parts.append(np.flatnonzero(passing) + begin)
+        return np.concatenate(parts) if parts else np.empty(0, np.int64), sizes

@@ -155,8 +155,8 @@ def register(cls: AnyCodec) -> AnyCodec:
     return cls
 
 
-def keep_block(codec: Codec, name: str = "block") -> None:
-    """Check the field that has the length of a block: a power of two.
+def keep_block(codec: Codec, *, at_least: int = 16) -> None:
+    """Check the field `block`, the length of a block: a power of two.
 
     Raises
     ------
@@ -164,10 +164,11 @@ def keep_block(codec: Codec, name: str = "block") -> None:
         It is something else.
     """
     title = type(codec).__name__
-    block = whole(title, name, getattr(codec, name), at_least=16, at_most=BLOCK_ELEMENTS_MAX)
+    given = codec.block  # type: ignore[attr-defined]  # whoever calls this has one
+    block = whole(title, "block", given, at_least=at_least, at_most=BLOCK_ELEMENTS_MAX)
     if block & (block - 1):
-        raise ConfigError(f"{title}: {name} is {block}; it must be a power of two")
-    object.__setattr__(codec, name, block)
+        raise ConfigError(f"{title}: block is {block}; it must be a power of two")
+    object.__setattr__(codec, "block", block)
 
 
 def per_block(

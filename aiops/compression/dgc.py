@@ -92,7 +92,7 @@ class DGC(Codec):
         state["velocity"][:] = velocity
         state["residual"][:] = residual
         state["push"] = np.full(1, push + 1, np.int64)
-        return SparseValues(x.size, places, values, IndexKind.GAPS)
+        return SparseValues(x.size, places, values, IndexKind.PACKED)
 
     def _clipped(self, x: Float32Array) -> Float32Array:
         if not self.clip:

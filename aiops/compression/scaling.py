@@ -1,14 +1,17 @@
-"""Blocks divided by their scales, and rounding to whole numbers: what several codecs do."""
+"""Whole numbers with a step for each block: what several codecs make of values.
+
+What lives here: division by the scales of blocks, rounding, and the choice of the shorter form.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aiops_protocol.codecs import uniforms
+from aiops_protocol.codecs import Encoded, Levels, SparseLevels, uniforms
 from aiops_protocol.payload import Float32Array
 
-__all__ = ["divide_blocks", "rounded"]
+__all__ = ["divide_blocks", "rounded", "shortest_levels"]
 
 
 def divide_blocks(x: Float32Array, scales: Float32Array, block: int) -> Float32Array:
@@ -45,3 +48,21 @@ def rounded(
         np.floor(scaled, out=scaled)
     np.clip(scaled, -most, most, out=scaled)
     return scaled.astype(np.int8)
+
+
+def shortest_levels(
+    numbers: NDArray[np.int8], steps: Float32Array, block: int, bits: int
+) -> Encoded:
+    """Return numbers times steps in the form that is shorter, by how many are not zero.
+
+    Parameters
+    ----------
+    steps
+        One for each block, such that a bfloat16 holds it.
+    bits
+        Of each number, where all are written.
+    """
+    sparse = SparseLevels.of(numbers, steps, block)
+    if 8 * sparse.payload_bytes < bits * numbers.size:
+        return sparse
+    return Levels(numbers, steps, block, bits, half_steps=True)

@@ -8,9 +8,9 @@ from typing import ClassVar
 import numpy as np
 
 from aiops.compression.base import Codec, Feedback, State, keep_block, per_block, register
-from aiops.compression.scaling import divide_blocks, rounded
+from aiops.compression.scaling import divide_blocks, rounded, shortest_levels
 from aiops.optim.settings import number
-from aiops_protocol.codecs import Encoded, Levels
+from aiops_protocol.codecs import Encoded, to_bfloat16_above
 from aiops_protocol.payload import Float32Array
 
 __all__ = ["Ternary"]
@@ -51,5 +51,6 @@ class Ternary(Codec):
             limits = per_block(x, self.block, np.std, dtype=np.float64) * np.float32(self.clip)
             # A block of equal values has no deviation, and nothing to clip.
             scales = np.where(limits > 0, np.minimum(scales, limits), scales)
+        scales = to_bfloat16_above(scales)
         scaled = np.clip(divide_blocks(x, scales, self.block), -1, 1)
-        return Levels(rounded(scaled, 1, seed), scales, self.block, 2)
+        return shortest_levels(rounded(scaled, 1, seed), scales, self.block, 2)

@@ -37,7 +37,7 @@ class TopK(Codec):
     sampled
         Find the threshold from a sample: five times faster, and the number sent varies.
     compact
-        Four bytes for each value sent in place of eight: places as gaps, values as fp16.
+        About three bytes for each value sent in place of eight: values as fp16, places in bits.
     block
         Choose in each block of so many values, not in the whole vector; 0 is the whole. For the
         way back (`pull_compression`), where no server has the whole, it is 4096 by itself.
@@ -71,6 +71,6 @@ class TopK(Codec):
             places = largest_by_sample(magnitude, wanted_of(x.size, self.ratio), seed)
         else:
             places = largest(magnitude, wanted_of(x.size, self.ratio))
-        index = IndexKind.GAPS if self.compact else IndexKind.NUMBERS
+        index = IndexKind.PACKED if self.compact else IndexKind.NUMBERS
         kind = ValueKind.FLOAT16 if self.compact else ValueKind.FLOAT32
         return SparseValues(x.size, places, x[places], index, kind)

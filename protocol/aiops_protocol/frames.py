@@ -116,7 +116,7 @@ class Codec(IntEnum):
     LEVELS = 5
     SIGNS = 6
     SPARSE = 7
-    SPARSE_SIGNS = 8
+    SPARSE_LEVELS = 8
     SEEDED = 9
     LOW_RANK = 10
     DELTAS = 11

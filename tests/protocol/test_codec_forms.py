@@ -23,7 +23,7 @@ from aiops_protocol.codecs import (
     Seeded,
     Signs,
     Sparse,
-    SparseSigns,
+    SparseLevels,
     SparseValues,
     ValueKind,
     compress,
@@ -37,6 +37,13 @@ from aiops_protocol.codecs import (
     to_float8,
     to_float16,
     uniforms,
+)
+from aiops_protocol.codecs.places import (
+    pack_places,
+    pack_unary,
+    places_bytes,
+    unpack_places,
+    unpack_unary,
 )
 from aiops_protocol.errors import MalformedFrame
 from aiops_protocol.frames import Codec
@@ -121,7 +128,8 @@ def forms(size: int, seed: int) -> list[Encoded]:
         Float8(to_float8(x), scales, block),
         Signs(x < 0, scales, block),
         Seeded(size, seed, block, x[seeded]),
-        SparseSigns(size, places, x[places] < 0, np.float32(0.3)),
+        SparseLevels(size, places, np.where(x[places] < 0, -1, 1).astype(np.int8), scales, block),
+        SparseLevels.of(chance.integers(-127, 128, size).astype(np.int8), scales, block),
         LowRank([section for section in sections if section.begin < section.end]),
     ]
     for bits in (2, 4, 8):
@@ -164,18 +172,39 @@ def test_nothing_may_be_cut_and_decoded(empty: Encoded) -> None:
     assert dense(decode_values(wire.codec, wire.payload, 0, wire.parameter)).size == 0
 
 
-def test_gaps_longer_than_a_number_holds() -> None:
-    size = 200_000
-    places = np.array([70_000, 135_536, 135_537, 199_999])
-    values = np.arange(1, 5, dtype=np.float32)
-    for encoded in (
-        SparseValues(size, places, values, IndexKind.GAPS),
-        SparseSigns(size, places, values > 2, np.float32(1)),
-    ):
-        wire = encoded.whole()
-        decoded = decode_values(wire.codec, wire.payload, size, wire.parameter)
-        assert isinstance(decoded, Sparse)
-        assert decoded.indices.tolist() == places.tolist()
+@given(st.data(), st.integers(1, 2**40))
+def test_places_take_two_bits_and_the_logarithm_of_their_distance(
+    data: st.DataObject, count: int
+) -> None:
+    """From one place in a vector to all of a short one; no place is out of reach."""
+    found = data.draw(st.sets(st.integers(0, count - 1), max_size=60))
+    places = np.array(sorted(found), np.int64)
+    packed = pack_places(places, count)
+    assert len(packed) == places_bytes(places.size, count)
+    assert unpack_places(b"ab" + packed, 2, places.size, count).tolist() == places.tolist()
+    if places.size:
+        assert len(packed) <= places.size * (np.log2(count / places.size) + 2) / 8 + 2
+
+
+def test_places_are_near_the_least_that_any_code_could_take() -> None:
+    chance = np.random.default_rng(1)
+    for share in (0.3, 0.1, 0.02, 0.003):
+        places = np.flatnonzero(chance.random(500_000) < share)
+        entropy = -(share * np.log2(share) + (1 - share) * np.log2(1 - share)) * 500_000 / 8
+        assert entropy * 0.99 < len(pack_places(places, 500_000)) <= entropy + 0.8 * places.size / 8
+
+
+@given(st.lists(st.integers(1, 127), max_size=200))
+def test_numbers_in_unary_come_back(numbers: list[int]) -> None:
+    packed = pack_unary(np.array(numbers, np.int64))
+    assert unpack_unary(b"abc" + packed, 3, len(numbers)).tolist() == numbers
+
+
+def test_the_size_that_a_form_foretells_is_that_of_its_payload() -> None:
+    for size, seed in product((1, 100, 3000), range(20)):
+        for form in forms(size, seed):
+            if isinstance(form, SparseLevels):
+                assert form.payload_bytes == len(form.whole().payload)
 
 
 # --- rounding ---------------------------------------------------------------------------------

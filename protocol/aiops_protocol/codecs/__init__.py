@@ -17,7 +17,7 @@ from aiops_protocol.codecs.form import (
     Wire,
     word_of,
 )
-from aiops_protocol.codecs.halves import Halves, to_bfloat16, to_float16
+from aiops_protocol.codecs.halves import Halves, to_bfloat16, to_bfloat16_above, to_float16
 from aiops_protocol.codecs.levels import LEVEL_BITS, Levels
 from aiops_protocol.codecs.low_rank import RANK_MAX, LowRank, Section, product
 from aiops_protocol.codecs.lz4_block import Lz4Block, compress, decompress
@@ -25,7 +25,7 @@ from aiops_protocol.codecs.raw import Raw
 from aiops_protocol.codecs.seeded import Seeded, seeded_places
 from aiops_protocol.codecs.signs import Signs
 from aiops_protocol.codecs.sparse import IndexKind, SparseValues, ValueKind
-from aiops_protocol.codecs.sparse_signs import SparseSigns
+from aiops_protocol.codecs.sparse_levels import SparseLevels
 
 __all__ = [
     "BLOCK_ELEMENTS_MAX",
@@ -46,7 +46,7 @@ __all__ = [
     "Seeded",
     "Signs",
     "Sparse",
-    "SparseSigns",
+    "SparseLevels",
     "SparseValues",
     "ValueKind",
     "Wire",
@@ -60,6 +60,7 @@ __all__ = [
     "seeded_places",
     "split_deltas",
     "to_bfloat16",
+    "to_bfloat16_above",
     "to_float8",
     "to_float16",
     "uniforms",

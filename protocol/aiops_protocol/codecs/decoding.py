@@ -15,7 +15,7 @@ from aiops_protocol.codecs.raw import decode_raw, raw_bytes_max
 from aiops_protocol.codecs.seeded import decode_seeded, seeded_bytes_max
 from aiops_protocol.codecs.signs import decode_signs, signs_bytes_max
 from aiops_protocol.codecs.sparse import decode_sparse, sparse_bytes_max
-from aiops_protocol.codecs.sparse_signs import decode_sparse_signs, sparse_signs_bytes_max
+from aiops_protocol.codecs.sparse_levels import decode_sparse_levels, sparse_levels_bytes_max
 from aiops_protocol.frames import Codec
 from aiops_protocol.limits import KEYS_PER_FRAME_MAX, PAYLOAD_BYTES_MAX
 from aiops_protocol.payload import Buffer
@@ -36,7 +36,7 @@ _DECODERS: Final[Mapping[Codec, _Decoder]] = {
     Codec.LEVELS: _Decoder(decode_levels, levels_bytes_max),
     Codec.SIGNS: _Decoder(decode_signs, signs_bytes_max),
     Codec.SPARSE: _Decoder(decode_sparse, sparse_bytes_max),
-    Codec.SPARSE_SIGNS: _Decoder(decode_sparse_signs, sparse_signs_bytes_max),
+    Codec.SPARSE_LEVELS: _Decoder(decode_sparse_levels, sparse_levels_bytes_max),
     Codec.SEEDED: _Decoder(decode_seeded, seeded_bytes_max),
     Codec.LOW_RANK: _Decoder(decode_low_rank, low_rank_bytes_max),
 }

@@ -19,6 +19,7 @@ __all__ = [
     "from_half",
     "halves_bytes_max",
     "to_bfloat16",
+    "to_bfloat16_above",
     "to_float16",
 ]
 
@@ -43,6 +44,15 @@ def to_bfloat16(values: Float32Array) -> NDArray[np.uint16]:
     np.minimum(rounded, BFLOAT16_MAX, out=rounded)
     rounded |= (bits >> np.uint32(16)) & np.uint32(0x8000)
     return rounded.astype(np.uint16)
+
+
+def to_bfloat16_above(values: Float32Array) -> Float32Array:
+    """Round numbers that are not negative up to a bfloat16, as float32; to the largest at most."""
+    bits = values.view(np.uint32) + np.uint32(0xFFFF)
+    bits >>= np.uint32(16)
+    np.minimum(bits, BFLOAT16_MAX, out=bits)
+    bits <<= np.uint32(16)
+    return bits.view(np.float32)
 
 
 def from_half(codec: Codec, bits: NDArray[np.uint16]) -> Float32Array:

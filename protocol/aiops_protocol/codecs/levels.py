@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,12 +20,15 @@ from aiops_protocol.codecs.form import (
     read_block_parameter,
     scale_blocks,
 )
+from aiops_protocol.codecs.halves import from_half, to_bfloat16
 from aiops_protocol.frames import Codec
 from aiops_protocol.payload import Buffer, Float32Array
 
 __all__ = ["LEVEL_BITS", "Levels", "decode_levels", "levels_bytes_max"]
 
 LEVEL_BITS: Final = (2, 4, 8)
+HALF_STEPS: Final = 64
+"""Extra bit of the parameter: steps are bfloat16, not float32."""
 
 
 class Levels(Joinable):
@@ -41,16 +44,24 @@ class Levels(Joinable):
         Elements of a block, a power of two.
     bits
         2, 4 or 8.
+    half_steps
+        Write steps as bfloat16; what that cannot hold of them is cut off.
     """
 
     def __init__(
-        self, numbers: NDArray[np.int8], steps: Float32Array, block: int, bits: int
+        self,
+        numbers: NDArray[np.int8],
+        steps: Float32Array,
+        block: int,
+        bits: int,
+        half_steps: bool = False,
     ) -> None:
         self.size = numbers.size
         self._numbers = numbers
-        self._steps = steps
+        self._steps = from_half(Codec.BFLOAT16, to_bfloat16(steps)) if half_steps else steps
         self._block = block
         self._bits = bits
+        self._half_steps = half_steps
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
@@ -60,14 +71,17 @@ class Levels(Joinable):
             np.concatenate([part._steps for part in parts]),
             parts[0]._block,
             parts[0]._bits,
+            parts[0]._half_steps,
         )
 
     def cut(self, start: int, stop: int) -> Wire:
         """Return the payload for the elements [start, stop)."""
         block = self._block
         steps = self._steps[blocks_of(start, stop, block)]
-        payload = pack(steps, _pack(self._numbers[start:stop], self._bits))
-        return Wire(Codec.LEVELS, block_parameter(block, start % block, self._bits), payload)
+        written = to_bfloat16(steps) if self._half_steps else steps
+        payload = pack(written, _pack(self._numbers[start:stop], self._bits))
+        extra = self._bits | (HALF_STEPS if self._half_steps else 0)
+        return Wire(Codec.LEVELS, block_parameter(block, start % block, extra), payload)
 
     def decoded(self) -> Decoded:
         """Return the values."""
@@ -102,27 +116,47 @@ def _unpack(packed: NDArray[np.uint8], count: int, bits: int) -> Float32Array:
     return table[packed].reshape(-1)[:count]
 
 
-def _sizes(count: int, parameter: int) -> tuple[int, int, int, int, int]:
-    block, phase, bits = read_block_parameter(parameter)
+class _Sizes(NamedTuple):
+    block: int
+    phase: int
+    bits: int
+    blocks: int
+    step_bytes: int
+    packed: int
+
+    @property
+    def payload(self) -> int:
+        return self.step_bytes * self.blocks + self.packed
+
+
+def _sizes(count: int, parameter: int) -> _Sizes:
+    block, phase, extra = read_block_parameter(parameter)
+    bits = extra & ~HALF_STEPS
     need(bits in LEVEL_BITS, f"LEVELS of {bits} bits; there are 2, 4 and 8")
-    return block, phase, bits, block_counts(count, block, phase), -(-count * bits // 8)
+    step_bytes = 2 if extra & HALF_STEPS else 4
+    blocks = block_counts(count, block, phase)
+    return _Sizes(block, phase, bits, blocks, step_bytes, -(-count * bits // 8))
 
 
 def levels_bytes_max(count: int, parameter: int) -> int:
     """Return the largest payload for so many values."""
-    *_, blocks, packed = _sizes(count, parameter)
-    return 4 * blocks + packed
+    return _sizes(count, parameter).payload
 
 
 def decode_levels(payload: Buffer, count: int, parameter: int) -> Decoded:
     """Return the values of a LEVELS payload."""
-    block, phase, bits, blocks, packed = _sizes(count, parameter)
+    sizes = _sizes(count, parameter)
+    block, phase, bits, blocks, step_bytes, packed = sizes
     need(
-        len(payload) == 4 * blocks + packed,
+        len(payload) == sizes.payload,
         f"{len(payload)} bytes for {count} LEVELS of {bits} bits in {blocks} blocks",
     )
-    steps = np.frombuffer(payload, "<f4", blocks)
-    codes = np.frombuffer(payload, np.uint8, packed, 4 * blocks)
+    steps = (
+        np.frombuffer(payload, "<f4", blocks)
+        if step_bytes == 4
+        else from_half(Codec.BFLOAT16, np.frombuffer(payload, "<u2", blocks))
+    )
+    codes = np.frombuffer(payload, np.uint8, packed, step_bytes * blocks)
     spare = packed * 8 - count * bits
     need(not spare or int(codes[-1]) >> (8 - spare) == 0, "bits after the last of the LEVELS")
     out = _unpack(codes, count, bits)
