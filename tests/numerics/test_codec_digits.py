@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -28,7 +31,11 @@ from aiops.compression import (
     Ternary,
     TopK,
 )
-from digits_runs import SHAPES, Outcome, train, train_by_majority
+from aiops.compression.base import State
+from aiops.compression.selection import largest, wanted_of
+from aiops_protocol.codecs import Encoded, IndexKind, SparseValues, ValueKind
+from aiops_protocol.payload import Float32Array
+from digits_runs import OFFSETS, SHAPES, SIZE, Outcome, train, train_by_majority
 
 SEEDS = range(5)
 
@@ -57,20 +64,20 @@ LONG = {
     "fp8": Case(Float8(), 0.5, 3.8),
     "int4": Case(Int4(), 0.6, 7.3),
     "top-k 1 %": Case(TopK(0.01), 0.8, 45),
-    "top-k 1 % compact": Case(TopK(0.01, compact=True), 0.8, 90),
+    "top-k 1 % compact": Case(TopK(0.01, compact=True), 0.8, 125),
     "top-k 0.1 %": Case(TopK(0.001), 1.2, 400),
     "dgc 0.1 %": Case(DGC(0.001, warmup=44), 0.8, 500, momentum=0.0, after=44),
     "dgc 1 %": Case(DGC(0.01), 0.8, 60, momentum=0.0),
     "one-bit": Case(OneBit(), 0.8, 31),
-    "qsgd 4": Case(QSGD(4), 0.8, 7),
-    "qsgd 1": Case(QSGD(1), 0.8, 15),
-    "ternary": Case(Ternary(), 0.8, 15.5),
+    "qsgd 4": Case(QSGD(4), 0.8, 38),
+    "qsgd 1": Case(QSGD(1), 0.8, 120),
+    "ternary": Case(Ternary(), 0.8, 28),
     "power-sgd 1": Case(PowerSGD(1, shapes=SHAPES), 0.8, 40),
     "power-sgd 2": Case(PowerSGD(2, shapes=SHAPES), 0.8, 24),
     "power-sgd 4": Case(PowerSGD(4, shapes=SHAPES), 0.8, 13),
-    "agc 50": Case(AGC(50), 0.8, 65),
-    "agc 200": Case(AGC(200), 0.8, 190),
-    "agc 500": Case(AGC(500), 0.8, 450),
+    "agc 50": Case(AGC(50), 0.8, 96),
+    "agc 200": Case(AGC(200), 0.8, 226),
+    "agc 500": Case(AGC(500), 0.8, 556),
     "random-k 10 %": Case(RandomK(0.1), 0.8, 9.9),
 }
 
@@ -118,12 +125,53 @@ def test_short_runs_show_what_feedback_does(sweep: None) -> None:
     assert corrected.accuracy - plain.accuracy >= 1
 
 
-def test_agc_adjusts_itself_and_is_as_good_as_top_k_at_equal_bytes(sweep: None) -> None:
-    """Measured: 96.44 against 96.50 at 1347 bytes a push."""
-    adaptive = mean_of(AGC(200))
-    # Compact entries are four bytes each, and the header is another four.
-    ratio = (float(adaptive.push_bytes.mean()) - 4) / 4 / (203_304 / 4)
-    assert adaptive.accuracy - mean_of(TopK(ratio, compact=True)).accuracy >= -0.8
+@dataclass(frozen=True)
+class TopKOfLayers(TopK):
+    """The same share of each layer, as compression that does not know of a flat table has it."""
+
+    def encode(self, x: Float32Array, state: State, seed: int) -> Encoded:
+        parts = [
+            largest(np.abs(x[begin:end]), wanted_of(end - begin, self.ratio)) + begin
+            for begin, end in pairwise(OFFSETS)
+        ]
+        places = np.concatenate(parts)
+        return SparseValues(x.size, places, x[places], IndexKind.PACKED, ValueKind.FLOAT16)
+
+
+def of_equal_bytes(top_k: Callable[[float], TopK], wanted: float) -> TopK:
+    """The top-k whose pushes have so many bytes."""
+    x = np.random.default_rng(0).standard_normal(SIZE).astype(np.float32)
+    least, most = 1e-4, 0.1
+    while most / least > 1.005:
+        middle = float(np.sqrt(least * most))
+        sent = len(top_k(middle).encode(x, {}, 0).whole().payload)
+        least, most = (middle, most) if sent < wanted else (least, middle)
+    return top_k(least)
+
+
+@pytest.mark.parametrize("bins", [50, 200, 500])
+def test_agc_is_better_than_top_k_of_as_many_bytes(bins: int, sweep: None) -> None:
+    """Measured over twenty seeds, with bins of 50, 200 and 500, in points.
+
+    Against top-k of each layer with the same packing 0.79, 2.04 and 2.86; against `TopK()` as it
+    is, with four bytes for a place and for a value, 0.83, 1.40 and 2.07; against `compact`, which
+    chooses in the whole table and packs as tightly as AGC, 0.31, 0.67 and 0.67.
+    """
+    adaptive = mean_of(AGC(bins))
+    wanted = float(adaptive.push_bytes.mean())
+
+    def won(top_k: Callable[[float], TopK]) -> float:
+        static = mean_of(of_equal_bytes(top_k, wanted))
+        assert static.push_bytes.mean() == pytest.approx(wanted, rel=0.1)
+        return adaptive.accuracy - static.accuracy
+
+    assert won(TopKOfLayers) >= 0.7
+    assert won(TopK) >= 0.7
+    assert won(lambda ratio: TopK(ratio, compact=True)) >= 0
+
+
+def test_agc_adjusts_itself(sweep: None) -> None:
+    """It sends less when there is less to say, with no setting changed."""
     long = mean_of(AGC(200), 40)
     assert long.push_bytes.mean() <= 0.8 * long.push_bytes[:88].mean()
 

@@ -18,7 +18,7 @@ from aiops.compression import Codec, NoFeedback, OneBit
 from aiops.compression.compressor import Compressor
 from aiops_protocol.payload import Float32Array
 
-__all__ = ["DENSE_BYTES", "SHAPES", "Outcome", "train", "train_by_majority"]
+__all__ = ["DENSE_BYTES", "OFFSETS", "SHAPES", "SIZE", "Outcome", "train", "train_by_majority"]
 
 F = np.float32
 SHAPES = ((64, 256), (256,), (256, 128), (128,), (128, 10), (10,))
