@@ -80,6 +80,7 @@ class ServerCore:
         self._reserved: dict[int, int] = {}  # bytes per table, without the places of latecomers
         self._deciding: dict[int, ServedTable] = {}  # whose rounds may close by time
         self._callers: dict[int, Caller] = {}
+        self._speakers: dict[tuple[int, int, int], int] = {}  # whose first request names them
         self._connections = 0  # that there have ever been
         self._newest: dict[int, int] = {}  # rank: lowest incarnation that may speak
         self._why: dict[int, str] = {}  # rank: why none below it may
@@ -135,26 +136,29 @@ class ServerCore:
         caller = self._callers.pop(peer, None)
         if caller is None:
             return []
+        session = (caller.rank, caller.incarnation, caller.session)
+        if self._speakers.get(session) == peer:
+            del self._speakers[session]
         for table in self.tables.values():
             table.disconnected(peer)
         return self._forget_departed(caller.rank)
 
-    def _drop_former(self, caller: Caller) -> list[Action]:
-        """Drop all connections of a session but its newest: its worker has given them up.
+    def _take_over(self, peer: int, caller: Caller) -> list[Action]:
+        """Give a session to the newest of its connections; the worker has given up the others.
 
         They may be dead ones that nothing has told of, with answers that nobody will read. What
         comes over one of them for the first time may be read later than the newest one's.
         """
-        mine = (caller.rank, caller.incarnation, caller.session)
-        peers = [
-            peer
-            for peer, one in self._callers.items()
-            if (one.rank, one.incarnation, one.session) == mine
-        ]
-        peers.remove(max(peers, key=lambda peer: self._callers[peer].order))
+        session = (caller.rank, caller.incarnation, caller.session)
+        newest, former = peer, self._speakers.get(session)
+        if former is not None and self._callers[former].order > caller.order:
+            newest, former = former, peer
+        self._speakers[session] = newest
+        if former is None:
+            return []
         text = f"worker {caller.rank} has opened another connection for customer {caller.session}"
-        drops: list[Action] = [Drop(peer, ErrorCode.TOO_MANY_CONNECTIONS, text) for peer in peers]
-        return [*drops, *(action for peer in peers for action in self.disconnected(peer))]
+        drop = Drop(former, ErrorCode.TOO_MANY_CONNECTIONS, text)
+        return [drop, *self.disconnected(former)]
 
     # --- the data path ---
 
@@ -166,7 +170,7 @@ class ServerCore:
             return self._turn_away(peer, caller, request)
         if caller.session < 0:
             caller.session = request.session
-            if len(self._callers) > 1 and (dropped := self._drop_former(caller)):
+            if dropped := self._take_over(peer, caller):
                 return [*dropped, *self.request(peer, request, now)]
         begin, end = request.begin, request.end
         if request.flags & _KEY_SIGNATURE:
@@ -440,6 +444,9 @@ class ServerCore:
         assert sum(self._reserved.values()) <= self.memory_bytes <= self.memory_limit_bytes
         for caller in self._callers.values():
             assert caller.incarnation >= self._newest[caller.rank]
+        for session, peer in self._speakers.items():
+            caller = self._callers[peer]
+            assert session == (caller.rank, caller.incarnation, caller.session)
         for table in self.tables.values():
             table.validate()
 
