@@ -14,7 +14,8 @@ from aiops.compression import Codec
 from aiops.compression.pulls import WISH_SHIFT, pull_codecs
 from aiops.roles.actions import Send
 from aiops.roles.answers import deltas, value
-from aiops.roles.consistency import BspRule, Rule
+from aiops.roles.bulk_rule import BspRule
+from aiops.roles.consistency import Rule
 from aiops.shards.replica import Replica
 from aiops.shards.shard import Selection, Shard
 from aiops_protocol.frames import Flag, Pull, Request

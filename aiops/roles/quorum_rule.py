@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from itertools import chain
 
-from aiops.roles.consistency import OK, PARK, Outcome, Rule
+from aiops.roles.consistency import OK, PARK, Outcome
 from aiops.roles.memory import Budget
 from aiops.roles.quorum import QuorumRounds, Share
+from aiops.roles.round_rule import RoundRule
 from aiops.roles.rounds import Mark
 from aiops.roles.shards import (
     AnyAssignment,
@@ -30,7 +31,7 @@ from aiops_protocol.payload import Float32Array
 __all__ = ["QuorumRule"]
 
 
-class QuorumRule(Rule):
+class QuorumRule(RoundRule[QuorumRounds]):
     """Version v + 1 is version v and the contributions that the lead shard has decided on.
 
     Parameters
@@ -41,8 +42,6 @@ class QuorumRule(Rule):
         Contributions whose memory is paid for already.
     """
 
-    has_rounds = True
-
     def __init__(
         self,
         shard: AnyShard,
@@ -52,8 +51,7 @@ class QuorumRule(Rule):
         *,
         places: int,
     ) -> None:
-        super().__init__(shard)
-        self.rounds = rounds
+        super().__init__(shard, rounds)
         self.places = places
         self._reduction = reduction
         self._budget = budget
@@ -63,21 +61,6 @@ class QuorumRule(Rule):
         self._decisions: list[list[Share]] = []  # told, and not carried out yet
         self._last: list[Share] = []
         self._lost: dict[int, None] = {}  # ranks that wait for a verdict
-
-    @property
-    def version(self) -> int:
-        """Rounds closed."""
-        return self.rounds.version
-
-    def _gate(self, rank: int, clock: int) -> Outcome:
-        rounds = self.rounds
-        if rounds.entering(rank):  # its first push has overtaken the scheduler's word
-            return PARK
-        if not rounds.takes_part(rank):
-            return ErrorCode.NOT_A_MEMBER
-        if clock > rounds.version:
-            return PARK
-        return OK if clock >= rounds.sealed(rank) else ErrorCode.ALREADY_SEALED
 
     def _is_too_late(self, clock: int) -> bool:
         return clock < self.rounds.version and not self.rounds.policy.keeps_late
@@ -137,19 +120,6 @@ class QuorumRule(Rule):
             return ErrorCode.ALREADY_SEALED
         rounds.seal(rank, clock, weight if contributed else 0.0, self.now)
         return OK
-
-    def readable(self, version: int) -> bool:
-        """Let a pull wait for the version that it names."""
-        return version <= self.rounds.version
-
-    def missing(self) -> list[int]:
-        """Ranks whose seal the open round lacks."""
-        return self.rounds.missing
-
-    def behind(self, version: int) -> dict[int, int]:
-        """Return who has not sealed the open round, and by how many clocks each is behind."""
-        rounds = self.rounds
-        return {rank: max(version - rounds.sealed(rank), 0) for rank in rounds.missing}
 
     @property
     def late(self) -> dict[int, int]:
@@ -221,10 +191,6 @@ class QuorumRule(Rule):
         self._budget.give(ASSIGNMENT_BYTES * self.shard.size)
 
     # --- workers that come and go ---
-
-    def hold(self, rank: int) -> tuple[int, bool]:
-        """Let at most the open round close until the worker is admitted."""
-        return self.rounds.hold(rank)
 
     def admit(self, rank: int, from_version: int) -> None:
         """Let the worker take part from this round on."""

@@ -11,7 +11,8 @@ from typing import Final
 from aiops.compression.pulls import pull_codecs, unit_elements
 from aiops.errors import ConfigError
 from aiops.roles.bounded import SspRule
-from aiops.roles.consistency import AspRule, BspRule, Rule
+from aiops.roles.bulk_rule import BspRule
+from aiops.roles.consistency import AspRule, Rule
 from aiops.roles.memory import Budget
 from aiops.roles.quorum import Policy, QuorumRounds
 from aiops.roles.quorum_rule import QuorumRule

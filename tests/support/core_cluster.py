@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from aiops.roles.actions import Action, Drop, Ended, Send, Tell
-from aiops.roles.consistency import BspRule
+from aiops.roles.bulk_rule import BspRule
 from aiops.roles.quorum import Share
 from aiops.roles.quorum_rule import QuorumRule
 from aiops.roles.requests import Channel, Operation, Part

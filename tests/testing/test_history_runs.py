@@ -11,7 +11,8 @@ import pytest
 import aiops
 from aiops.errors import BarrierTimeout, ConfigError, RequestTimeout
 from aiops.optim import SGD, Add
-from aiops.roles.consistency import AspRule, BspRule, Outcome, Rule
+from aiops.roles.bulk_rule import BspRule
+from aiops.roles.consistency import AspRule, Outcome, Rule
 from aiops.shards.shard import Selection
 from aiops.testing import ChaosCluster, Faults, Weather
 from aiops.testing.history import Verdict, verify

@@ -16,6 +16,7 @@ import msgspec
 from aiops.errors import AiopsError
 from aiops.roles import (
     bounded,
+    bulk_rule,
     consistency,
     detector,
     patience,
@@ -122,18 +123,18 @@ def _arrival_order(self: rounds.Rounds) -> dict[int, float]:
 _close = rounds.Rounds.close
 
 
-def _read_early(self: consistency.BspRule, version: int) -> bool:
+def _read_early(self: bulk_rule.BspRule, version: int) -> bool:
     return True
 
 
-def _settle_nothing(self: consistency.BspRule, rank: int, verdict: rounds.Mark) -> None:
+def _settle_nothing(self: bulk_rule.BspRule, rank: int, verdict: rounds.Mark) -> None:
     """Never come to a verdict about a lost worker."""
 
 
-_settle = consistency.BspRule.settle
+_settle = bulk_rule.BspRule.settle
 
 
-def _settle_alone(self: consistency.BspRule, rank: int, verdict: rounds.Mark) -> None:
+def _settle_alone(self: bulk_rule.BspRule, rank: int, verdict: rounds.Mark) -> None:
     _settle(self, rank, rounds.NOTHING_SEALED)
 
 
@@ -298,7 +299,7 @@ MUTANTS: Final = (
         "read-early",
         "agreement",
         "a pull does not wait for its version",
-        _replace(consistency.BspRule, "readable", _read_early),
+        _replace(bulk_rule.BspRule, "readable", _read_early),
     ),
     Mutant(
         "wrong-divisor",
@@ -310,13 +311,13 @@ MUTANTS: Final = (
         "no-verdict",
         "survival",
         "a lost worker is waited for",
-        _replace(consistency.BspRule, "settle", _settle_nothing),
+        _replace(bulk_rule.BspRule, "settle", _settle_nothing),
     ),
     Mutant(
         "lonely-verdict",
         "survival",
         "each server judges a lost worker by itself",
-        _replace(consistency.BspRule, "settle", _settle_alone),
+        _replace(bulk_rule.BspRule, "settle", _settle_alone),
         seed=83,
     ),
     Mutant(
