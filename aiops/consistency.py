@@ -59,7 +59,8 @@ class BSP:
         _check_trim("BSP", self.trim, workers - self.drop_slowest if workers else 0)
         if 0 < workers <= self.drop_slowest:
             raise ConfigError(
-                f"BSP: drop_slowest={self.drop_slowest} of {workers} workers leaves nobody"
+                f"BSP: drop_slowest={self.drop_slowest} of {workers} workers leaves nobody; start "
+                "more workers, or drop fewer"
             )
 
 
@@ -206,7 +207,8 @@ class Quorum:
         """Raise `ConfigError` if so many workers are too few."""
         if 0 < workers < self.minimum:
             raise ConfigError(
-                f"Quorum: minimum={self.minimum} of {workers} workers can never be reached"
+                f"Quorum: minimum={self.minimum} of {workers} workers can never be reached; start "
+                f"{self.minimum} workers or more, or ask for fewer"
             )
         _check_trim("Quorum", self.trim, self.minimum if workers else 0)
 

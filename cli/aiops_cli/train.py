@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 import aiops
+from aiops.consistency import consistency_from
 from aiops.trainers.config import MODELS, OPTIMIZERS, RING_ORDERS, SYNCS, TrainConfig
 from aiops.trainers.local_steps import LocalSteps
 from aiops.trainers.sparse.config import SPARSE_MODELS
@@ -234,6 +235,7 @@ def train(
         trace=trace is not None,
         log_options=log_flags(click.get_current_context().params),
     )
+    consistency_from(task.config.consistency).check_workers(plan.workers)
     if isinstance(task, SparseTask):
         return train_sparse_on_cluster(plan, task, quiet=quiet, as_json=as_json)
     return train_on_cluster(plan, task, trace, quiet=quiet, as_json=as_json)

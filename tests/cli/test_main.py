@@ -77,6 +77,7 @@ def test_every_command_can_log_for_machines_and_show_tracebacks(name: str) -> No
         (["train", "mlp", "--hidden", "a,b"], "give sizes of layers"),
         (["train", "mlp", "--name", "x"], "give --scheduler too"),
         (["train", "mlp", "--steps", "2", "--epochs", "2"], "give one"),
+        (["train", "mlp", "--consistency", "quorum:3"], "start 3 workers or more"),
         (["train", "mlp", "--steps", "1", "--trace", "no/such/folder/t.json"], "cannot write"),
         (["status"], "where is the scheduler?"),
     ],
