@@ -367,6 +367,7 @@ def test_a_second_initialiser_starts_from_nothing(same_rank: bool) -> None:
     served.assign(0, np.full(5, 1), flags=INITIAL)
     rank = 0 if same_rank else 1
     if same_rank:
+        served.core.disconnected(10)
         served.connect(0, incarnation=2)
         served.seqs[0] = 0
     assert acked(served.assign(rank, np.full(4, 2), flags=INITIAL))
