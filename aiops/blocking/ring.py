@@ -75,6 +75,11 @@ class Ring:
         return self._ring.broken
 
     @property
+    def order(self) -> list[int]:
+        """The members' places in the order in which sums over TCP go round."""
+        return self._ring.order
+
+    @property
     def transport(self) -> str:
         """How calls travel: "tcp" or "shared-memory"."""
         return self._ring.transport

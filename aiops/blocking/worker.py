@@ -202,6 +202,7 @@ class Worker:
         advertise: str | None = None,
         insecure: bool = False,
         transport: str = "auto",
+        topology: str = "rank",
     ) -> Ring:
         """Form a ring of all live workers, for collective calls; see `aiops.Worker.ring`."""
         opened = self._loop.call(
@@ -213,6 +214,7 @@ class Worker:
             advertise=advertise,
             insecure=insecure,
             transport=transport,
+            topology=topology,
         )
         return self._rings.setdefault(name, Ring(opened, self._loop))
 

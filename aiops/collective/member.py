@@ -144,6 +144,12 @@ class Member(ABC):
         handle
             Awaiting it ends with the result in the arrays, or raises what `all_reduce` raises; to
             cancel it cancels the call.
+
+        Notes
+        -----
+        Several may be begun; they are performed one after the other, in the order in which they
+        were begun, also across processes: what is saved is the waiting of the program, not the
+        time between two calls (some tens of microseconds, a hundredth of a call of a bucket).
         """
         buckets, turns = self._enqueue(arrays, op, order, algorithm, bucket_bytes)
         task = asyncio.get_running_loop().create_task(

@@ -55,6 +55,8 @@ class RingCall:
         Members that are known to have begun it.
     confirmation
         How far the agreement about its end is.
+    exchange_s
+        From its beginning here until all its pieces had come and left, once it is so far.
     """
 
     def __init__(self, work: RingWork, index: int, size: int, timeout_s: float) -> None:
@@ -68,6 +70,8 @@ class RingCall:
         self.confirmation = Confirmation(index, size)
         self.begun: set[int] = set()
         self.timer: asyncio.TimerHandle | None = None
+        self.exchange_s = 0.0
+        self._begun_at = 0.0
         self._operation: Operation | None = None
         self._early: dict[int, int] = {}
         self._wanted = True
@@ -86,10 +90,16 @@ class RingCall:
     def begin(self, number: int, landing: dict[int, memoryview]) -> None:
         """Its turn has come: sends read the caller's array from now on."""
         self.number = number
+        self._begun_at = asyncio.get_running_loop().time()
         work = self.work
         self._operation = Operation(
             work.plan, work.source, work.work, work.reduce, landing, work.codec
         )
+
+    def confirm(self, flags: int) -> list[tuple[int, int, int]]:
+        """Everything has been exchanged: tell the others; returns what to send."""
+        self.exchange_s = asyncio.get_running_loop().time() - self._begun_at
+        return self.confirmation.start(flags)
 
     def may_send(self, peer: int, size: int) -> bool:
         """Whether a member takes so many bytes: all of them, or few if it has not begun."""

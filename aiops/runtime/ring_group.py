@@ -219,7 +219,7 @@ class RingGroup:
                 self._pump(call)
                 in_order = in_order and call.operation.finished
                 if in_order:
-                    self._send_confirms(call, call.confirmation.start(_WANTED * self._knock))
+                    self._send_confirms(call, call.confirm(_WANTED * self._knock))
         while self._calls and self._calls[0].confirmation.done:
             call = self._calls.popleft()
             self._take_effect(call)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -21,22 +21,22 @@ from aiops.collective.cost_model import LOOPBACK, Choice, choose
 from aiops.collective.member import AlgorithmChoice, Member, Order, Reduction, check_array
 from aiops.collective.plan import Plan, make_plan
 from aiops.collective.schedule import Algorithm, Groups
-from aiops.collective.steps import Span, chunk_spans
+from aiops.collective.steps import Schedule, Span, chunk_spans
+from aiops.collective.topology import in_order, ring_order
 from aiops.compression import Codec, codec_from
 from aiops.errors import AiopsError, CollectiveAborted, UsageError
 from aiops.runtime.ring_call import RingWork
 from aiops.runtime.ring_desk import RingDesk
 from aiops.runtime.ring_group import RingGroup
 from aiops.runtime.ring_shared import SharedRingGroup
+from aiops.workers.ring_links import measured_links
+from aiops.workers.scratch import Scratch
 from aiops_protocol.payload import all_finite
 
 __all__ = ["Ring"]
 
 CALL_TIMEOUT_S: Final = 600.0
 """How long a call waits for the others: ten minutes of computing are normal, an hour is a hang."""
-
-SCRATCH_BYTES_MAX: Final = 256 * 1024 * 1024
-"""Working memory that is kept between calls: fresh pages cost more than the sum over them."""
 
 PREPARED_MAX: Final = 1024
 """Different calls whose plans are kept: arrays of a model, and some more."""
@@ -56,15 +56,23 @@ class Ring(Member):
     """
 
     def __init__(
-        self, name: str, desk: RingDesk, group: RingGroup, timeout_s: float, call_timeout_s: float
+        self,
+        name: str,
+        desk: RingDesk,
+        group: RingGroup,
+        timeout_s: float,
+        call_timeout_s: float,
+        topology: str,
     ) -> None:
         super().__init__(group.index, group.size)
+        self._measured = topology == "measured"
+        self._order: tuple[int, ...] = ()
         self._name = name
         self._desk = desk
         self._group = group
         self._timeout_s = timeout_s
         self._call_timeout_s = call_timeout_s
-        self._scratch = _Scratch()
+        self._scratch = Scratch(desk.memory.arena)
         self._known: dict[Call, _Prepared] = {}
         self._hosts = self._by_host()
 
@@ -112,6 +120,11 @@ class Ring(Member):
         return self._group.over is not None
 
     @property
+    def order(self) -> list[int]:
+        """The members' places in the order in which sums over TCP go round; the same on all."""
+        return list(self._order or range(self.world_size))
+
+    @property
     def transport(self) -> str:
         """How calls of this generation travel: "tcp" or "shared-memory"."""
         return "shared-memory" if isinstance(self._group, SharedRingGroup) else "tcp"
@@ -150,10 +163,31 @@ class Ring(Member):
         if self._last is not None and not self._last.done():
             raise UsageError(f"ring {self._name}: await the calls that are on their way first")
         limit = self._timeout_s if timeout_s is None else check_timeout(timeout_s, "reform")
-        self._group = await self._desk.enter(self._name, limit)
+        await self._enter(limit)
+        await self.arrange()
+
+    async def _enter(self, timeout_s: float) -> None:
+        self._group = await self._desk.enter(self._name, timeout_s)
         self.rank, self.world_size = self._group.index, self._group.size
         self._known.clear()
         self._hosts = self._by_host()
+
+    async def arrange(self) -> None:
+        """Measure the links and settle the order, if that was asked for; all members do it.
+
+        `worker.ring` and `reform` call this. A member that is lost meanwhile costs another
+        generation, not the call.
+        """
+        self._order = ()
+        while self._measured and self.transport == "tcp" and self.world_size > 1:
+            try:
+                row = await measured_links(self._group, self._call_timeout_s)
+                self._order = ring_order(await self.all_gather(row, algorithm="ring"))
+                return
+            except CollectiveAborted as error:
+                if error.cause in ("cancelled", "timeout"):
+                    raise
+            await self._enter(self._timeout_s)
 
     def explain(self, kind: str, count: int, *, item_bytes: int = 4) -> Choice:
         """Return which algorithm "auto" takes for a call, and why: print it.
@@ -265,10 +299,13 @@ class Ring(Member):
             await group.perform(call, flat, limit)
             return
         prepared = self._prepared(call)
-        work = self._scratch.take(call.count, flat.dtype)
+        work = self._scratch.take(flat)
         divisor = flat.dtype.type(self.world_size) if call.op == "mean" else None
 
         def commit() -> None:
+            if divisor is None and prepared.given == (Span(0, call.count),):
+                self._scratch.put(work, flat)
+                return
             for span in prepared.given:
                 target, result = flat[slice(*span)], work[slice(*span)]
                 if divisor is not None:
@@ -295,12 +332,18 @@ class Ring(Member):
         if known is None:
             if len(self._known) >= PREPARED_MAX:
                 self._known.clear()
-            plan = make_plan(call.schedule(self.rank, self.world_size, self._groups()))
+            plan = make_plan(self._schedule(call))
             given = plan.written
             if call.kind == "reduce_scatter" and given:
                 given = (chunk_spans(call.count, self.world_size)[self.rank],)
             known = self._known[call] = _Prepared(str(call), plan, given)
         return known
+
+    def _schedule(self, call: Call) -> Schedule:
+        if not self._order or (call.kind, call.algorithm) != ("all_reduce", "ring"):
+            return call.schedule(self.rank, self.world_size, self._groups())
+        place = self._order.index(self.rank)
+        return in_order(call.schedule(place, self.world_size), self._order)
 
     def _withdraw(self, call: Call) -> None:
         self._group.stop("cancelled", f"{self._group.me} has cancelled its next {call.kind}")
@@ -358,28 +401,3 @@ class _Prepared(NamedTuple):
 
 def _finite(array: Array) -> bool:
     return all_finite(array.reshape(-1))
-
-
-class _Scratch:
-    """Working arrays, used again: the pages of a new one cost more than the sum over it."""
-
-    def __init__(self) -> None:
-        self._free: list[np.ndarray[Any, np.dtype[np.uint8]]] = []
-
-    def take(self, count: int, dtype: np.dtype[Any]) -> Array:
-        """Return an array with arbitrary content."""
-        size = count * dtype.itemsize
-        fitting = [memory for memory in self._free if size <= memory.nbytes <= 2 * size + 4096]
-        if fitting:
-            memory = min(fitting, key=lambda memory: memory.nbytes)
-            self._free = [other for other in self._free if other is not memory]
-        else:
-            memory = np.empty(size, np.uint8)
-        return memory[:size].view(dtype)
-
-    def give(self, array: Array) -> None:
-        """Take one back that nobody uses any more."""
-        memory = array.base if array.base is not None else array.view(np.uint8)
-        kept = sum(other.nbytes for other in self._free)
-        if kept + memory.nbytes <= SCRATCH_BYTES_MAX:
-            self._free.append(memory)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+from collections.abc import Sequence
+from typing import Final
 
 from aiops.errors import ConfigError, UsageError
 from aiops.runtime.addresses import parse_address
@@ -15,7 +17,7 @@ from aiops.workers.ring import Ring
 
 __all__ = ["Rings"]
 
-_TRANSPORTS = " or ".join(f'"{name}"' for name in TRANSPORTS)
+TOPOLOGIES: Final = ("rank", "measured")
 
 
 class Rings:
@@ -34,16 +36,21 @@ class Rings:
         timeout_s: float,
         call_timeout_s: float,
         door: tuple[str, str | None, bool, str],
+        topology: str,
     ) -> Ring:
         """Return the ring of this name; enter it first if it is not known here.
 
         `door` are the settings `bind`, `advertise`, `insecure` and `transport` of `Worker.ring`.
         """
+        if topology not in TOPOLOGIES:
+            raise UsageError(f"ring: topology is {topology!r}; it can be {_either(TOPOLOGIES)}")
         async with self._opening:
             if name not in self._rings:
                 desk = self._open_desk(*door)
                 group = await desk.enter(name, timeout_s)
-                self._rings[name] = Ring(name, desk, group, timeout_s, call_timeout_s)
+                ring = Ring(name, desk, group, timeout_s, call_timeout_s, topology)
+                await ring.arrange()
+                self._rings[name] = ring
             return self._rings[name]
 
     def _open_desk(
@@ -51,7 +58,9 @@ class Rings:
     ) -> RingDesk:
         if self._desk is None:
             if transport not in TRANSPORTS:
-                raise UsageError(f"ring: transport is {transport!r}; it can be {_TRANSPORTS}")
+                raise UsageError(
+                    f"ring: transport is {transport!r}; it can be {_either(TRANSPORTS)}"
+                )
             address = parse_address(bind, "bind")
             public = parse_address(advertise, "advertise") if advertise else None
             if public is None and _loopback(address.host):
@@ -81,6 +90,10 @@ class Rings:
         """Close the door and every connection. Idempotent."""
         if self._desk is not None:
             await self._desk.close()
+
+
+def _either(names: Sequence[str]) -> str:
+    return " or ".join(f'"{name}"' for name in names)
 
 
 def _loopback(host: str) -> bool:

@@ -229,6 +229,7 @@ class Worker(WorkerIdentity):
         advertise: str | None = None,
         insecure: bool = False,
         transport: str = "auto",
+        topology: str = "rank",
     ) -> Ring:
         """Form a ring of all live workers, for collective calls among them.
 
@@ -248,6 +249,8 @@ class Worker(WorkerIdentity):
             worker's first ring hold for all its rings.
         transport
             "auto": shared memory between processes of one host, otherwise TCP; or one of the two.
+        topology
+            "rank", or "measured": over TCP sums go round by the quickest links (`Ring.order`).
 
         Returns
         -------
@@ -266,6 +269,7 @@ class Worker(WorkerIdentity):
             check_timeout(timeout_s, f"ring {name}"),
             check_timeout(call_timeout_s, f"ring {name}"),
             (bind, advertise, insecure, transport),
+            topology,
         )
 
     def customer(self, name: str) -> CustomerHandle:

@@ -1,0 +1,127 @@
+"""Rings whose order is measured: all members agree on it, sums follow it, and faults are outlived.
+
+What order follows from what links is `tests/collective/test_topology.py`; how quick the links of
+the machine are that runs this does not matter here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiops
+from aiops.errors import CollectiveMismatch, UsageError
+from aiops.workers.ring import Ring
+from aiops.workers.ring_links import measured_links
+from local_jobs import local_job
+
+pytestmark = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
+
+
+async def measured(worker: aiops.Worker, name: str = "r", topology: str = "measured") -> Ring:
+    return await worker.ring(
+        name, timeout_s=60, call_timeout_s=60, transport="tcp", topology=topology
+    )
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+async def test_all_members_have_one_order_and_the_same_bits(size: int) -> None:
+    async def member(worker: aiops.Worker) -> tuple[list[int], bytes, bytes]:
+        ring = await measured(worker)
+        array = np.random.default_rng(ring.rank).standard_normal(1001)
+        chunk = await ring.reduce_scatter(array)
+        await ring.all_reduce(array, algorithm="ring")
+        low, high = (1001 * place // size for place in (ring.rank, ring.rank + 1))
+        assert np.allclose(chunk, array[low:high])  # chunk i is of rank i in any order
+        in_order = np.random.default_rng(ring.rank).standard_normal(1001)
+        await ring.all_reduce(in_order, order="rank")
+        return ring.order, array.tobytes(), in_order.tobytes()
+
+    async with local_job() as cluster:
+        results = await cluster.run(member, workers=size)
+    assert sorted(results[0][0]) == list(range(size))
+    assert all(result == results[0] for result in results)
+    fold = np.random.default_rng(0).standard_normal(1001)
+    for rank in range(1, size):
+        fold += np.random.default_rng(rank).standard_normal(1001)
+    assert results[0][2] == fold.tobytes()
+
+
+async def test_sums_go_round_in_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The measured link from 0 to 1 is made slow, so these two are not neighbours."""
+
+    async def with_a_slow_link(group: Any, timeout_s: float) -> Any:
+        row = np.full(group.size, 1e9)
+        if group.index < 2:
+            row[1 - group.index] = 1e6
+        return row
+
+    monkeypatch.setattr("aiops.workers.ring.measured_links", with_a_slow_link)
+
+    async def member(worker: aiops.Worker) -> tuple[list[int], set[int]]:
+        ring = await measured(worker)
+        array = np.full(4000, ring.rank + 1, np.float32)
+        await ring.all_reduce(array, algorithm="ring")
+        assert (array == 10).all()
+        peers = {plan.plan.peers for call, plan in ring._known.items() if call.op}
+        return ring.order, {peer for some in peers for peer in some}
+
+    async with local_job() as cluster:
+        results = await cluster.run(member, workers=4)
+    assert [order for order, _ in results] == [[0, 2, 1, 3]] * 4
+    assert [peers for _, peers in results] == [{2, 3}, {2, 3}, {0, 1}, {0, 1}]
+
+
+async def test_a_member_lost_while_links_are_measured_costs_a_generation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def one_dies(group: Any, timeout_s: float) -> Any:
+        if group.size == 4 and group.index == 1:
+            raise RuntimeError("gone")
+        return await measured_links(group, timeout_s)
+
+    monkeypatch.setattr("aiops.workers.ring.measured_links", one_dies)
+    sums = []
+
+    async def member(worker: aiops.Worker) -> None:
+        ring = await measured(worker)
+        array = np.ones(3, np.float32)
+        await ring.all_reduce(array)
+        sums.append((ring.generation, ring.workers, float(array[0])))
+
+    async with local_job(on_worker_loss="continue") as cluster:
+        with pytest.raises(RuntimeError, match="gone"):
+            await cluster.run(member, workers=4)
+    assert sums == [(2, [0, 2, 3], 3.0)] * 3
+
+
+async def test_it_is_measured_anew_when_the_ring_is_formed_anew() -> None:
+    async def member(worker: aiops.Worker) -> tuple[int, list[int]]:
+        ring = await measured(worker)
+        await ring.reform()
+        return ring.generation, ring.order
+
+    async with local_job() as cluster:
+        results = await cluster.run(member, workers=3)
+    assert results == [(2, [0, 1, 2])] * 3
+
+
+async def test_members_that_differ_in_topology_are_told_so() -> None:
+    async def member(worker: aiops.Worker) -> None:
+        ring = await measured(worker, topology="measured" if worker.rank else "rank")
+        await ring.all_reduce(np.ones(3, np.float32))
+
+    async with local_job() as cluster:
+        with pytest.raises(CollectiveMismatch, match="measuring"):
+            await cluster.run(member, workers=2)
+
+
+async def test_a_topology_that_there_is_not() -> None:
+    async def member(worker: aiops.Worker) -> None:
+        await measured(worker, topology="star")
+
+    async with local_job() as cluster:
+        with pytest.raises(UsageError, match=r'topology is .star.; it can be "rank" or "measured"'):
+            await cluster.run(member, workers=1)
