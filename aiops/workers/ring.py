@@ -164,7 +164,7 @@ class Ring(Member):
             raise UsageError(f"ring {self._name}: await the calls that are on their way first")
         limit = self._timeout_s if timeout_s is None else check_timeout(timeout_s, "reform")
         await self._enter(limit)
-        await self.arrange()
+        await self._arrange()
 
     async def _enter(self, timeout_s: float) -> None:
         self._group = await self._desk.enter(self._name, timeout_s)
@@ -172,7 +172,7 @@ class Ring(Member):
         self._known.clear()
         self._hosts = self._by_host()
 
-    async def arrange(self) -> None:
+    async def _arrange(self) -> None:
         """Measure the links and settle the order, if that was asked for; all members do it.
 
         `worker.ring` and `reform` call this. A member that is lost meanwhile costs another

@@ -49,7 +49,7 @@ class Rings:
                 desk = self._open_desk(*door)
                 group = await desk.enter(name, timeout_s)
                 ring = Ring(name, desk, group, timeout_s, call_timeout_s, topology)
-                await ring.arrange()
+                await ring._arrange()
                 self._rings[name] = ring
             return self._rings[name]
 
