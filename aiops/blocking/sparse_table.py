@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
 
 import aiops.tables.sparse_table
 from aiops.blocking.loop_thread import LoopThread
@@ -66,6 +69,14 @@ class SparseTable:
     def partition(self) -> list[dict[str, int]]:
         """Which server holds which keys: server, begin, end."""
         return self._table.partition
+
+    def compression_state(self) -> dict[str, NDArray[Any]]:
+        """Return what compression holds back; see `aiops.SparseTable.compression_state`."""
+        return self._loop.do(self._table.compression_state)
+
+    def load_compression_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Go on with what was held back; see `aiops.SparseTable.load_compression_state`."""
+        self._loop.do(self._table.load_compression_state, state)
 
     def pull(
         self,

@@ -166,6 +166,8 @@ class Worker:
         consistency: Consistency | None = None,
         layout: str = "hashed",
         allow_nonfinite: bool = False,
+        compression: Codec | str | None = None,
+        pull_compression: Codec | str | None = None,
         timeout_s: float = TABLE_TIMEOUT_S,
     ) -> SparseTable:
         """Create a sparse table, or join it if it exists; see `aiops.Worker.sparse_table`."""
@@ -178,6 +180,8 @@ class Worker:
             consistency=consistency,
             layout=layout,
             allow_nonfinite=allow_nonfinite,
+            compression=compression,
+            pull_compression=pull_compression,
             timeout_s=timeout_s,
         )
         return self._sparse_tables.setdefault(name, SparseTable(self, opened, self._loop))

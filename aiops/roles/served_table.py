@@ -13,9 +13,10 @@ from typing import Final
 
 import numpy as np
 
+from aiops.compression import Codec, codec_from
 from aiops.optim.guard import OptimizerMistake
 from aiops.roles.actions import Action, Note, RoundClosed, Send, Tell
-from aiops.roles.answers import acknowledge, notice, refuse, value
+from aiops.roles.answers import acknowledge, deltas, notice, refuse, value
 from aiops.roles.caller import Caller
 from aiops.roles.calls import Refusal, run_change, run_read
 from aiops.roles.consistency import PARK, Outcome, Rule
@@ -27,6 +28,7 @@ from aiops.roles.rounds import Mark
 from aiops.roles.shards import Where
 from aiops.roles.table_watch import TableWatch
 from aiops.shards.sparse import NoRoom
+from aiops_protocol.codecs import join_deltas
 from aiops_protocol.control import RoundDecided, TableSpec
 from aiops_protocol.delivery import Inbox, Verdict
 from aiops_protocol.errors import ErrorCode, MalformedFrame
@@ -75,6 +77,7 @@ class ServedTable:
         "_in_use",
         "_initialiser",
         "_nonfinite",
+        "_rounding",
         "_shape",
         "_to_initialise",
         "alone",
@@ -123,7 +126,12 @@ class ServedTable:
         self._to_initialise = 0 if initialised else self.end - self.begin
         self._initialiser: tuple[int, int] | None = None
         self._in_use = False
-        self.replica = PublicReplica(rule, spec.pull_compression) if spec.pull_compression else None
+        self.replica: PublicReplica | None = None
+        self._rounding: Codec | None = None
+        if spec.pull_compression and self.sparse:
+            self._rounding = codec_from(spec.pull_compression)
+        elif spec.pull_compression:
+            self.replica = PublicReplica(rule, spec.pull_compression)
 
     # --- pull ---
 
@@ -173,6 +181,9 @@ class ServedTable:
             if published is not None:
                 return published
         values = shard.read(where)
+        if self._rounding is not None:
+            rounded = self._rounding.encode(values, {}, 0).whole()
+            return deltas(peer, request, self.rule.version, self.epoch, join_deltas([rounded]))
         if lasting:
             values = values.copy()
         return value(peer, request, self.rule.version, self.epoch, values)

@@ -18,6 +18,7 @@ from aiops.tables.layout import Choice, Layout
 from aiops.tables.reads import Reads
 from aiops.tables.replica import PulledReplica
 from aiops.tables.rounds import Place
+from aiops.tables.row_compression import RowCompressor
 from aiops.tables.staleness import Staleness
 from aiops.tables.writes import RowWrites, Writes
 from aiops_protocol.codecs import mix
@@ -56,6 +57,8 @@ class TableCore:
         Ranks of the servers, one for each shard.
     compressor
         What compresses the pushes of this worker, if anything does.
+    rounded_pulls
+        Whether the rows of a sparse table are rounded for their way back.
     replica
         This worker's copy of the public replica, if pulls are compressed.
     staleness
@@ -94,7 +97,8 @@ class TableCore:
         self.allow_nonfinite = spec.allow_nonfinite
         self.outboxes = [Outbox() for _ in opened.parts]
         takes_part = self.is_clocked and not worker.finished
-        self.compressor: Compressor | None = None
+        self.compressor: Compressor | RowCompressor | None = None
+        self.rounded_pulls = spec.layout != "dense" and bool(spec.pull_compression)
         self.replica: PulledReplica | None = None
         if main is None:
             self.users: list[TableCore] = [self]
@@ -146,6 +150,7 @@ class DenseCore(TableCore):
     """
 
     writes: RowWrites
+    compressor: Compressor | None
 
     def __init__(
         self,

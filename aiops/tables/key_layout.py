@@ -28,11 +28,12 @@ Wanted = Sequence[int] | NDArray[Any]
 class KeyChoice(NamedTuple):
     """Keys that a call names, in the order of the wire.
 
-    `order` sorts what the user gave for each key; `starts` tells where in that order each key
-    begins, `None` if none is there twice.
+    `keys` has each once, as they travel. `order` sorts what the user gave for each key; `starts`
+    tells where in that order each key begins, `None` if none is there twice.
     """
 
     choice: Choice
+    keys: Keys
     order: NDArray[np.int64]
     starts: NDArray[np.int64] | None
 
@@ -94,10 +95,11 @@ class KeyLayout:
             starts = np.append(0, np.flatnonzero(fresh) + 1)
             ordered = ordered[starts]
         words = ordered
-        choice = Choice((words.size, self.width), self._cut(words), None, None)
-        return KeyChoice(choice, order, starts)
+        choice = Choice((words.size, self.width), self.cut(words), None, None)
+        return KeyChoice(choice, words, order, starts)
 
-    def _cut(self, words: Keys) -> list[Piece]:
+    def cut(self, words: Keys) -> list[Piece]:
+        """Cut keys as they travel, sorted, into frames for the shards."""
         marks = [0, *np.searchsorted(words, self._bounds).tolist(), words.size]
         memory = words.data.cast("B") if words.size else memoryview(b"")
         pieces = []

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from aiops.roles.requests import Part
 from aiops.tables.layout import Choice, Piece
-from aiops_protocol.frames import Flag, Pull
-from aiops_protocol.payload import Float32Array, as_bytes
+from aiops_protocol.codecs import Sparse, decode_values, split_deltas
+from aiops_protocol.errors import MalformedFrame
+from aiops_protocol.frames import Codec, Flag, Pull, Reply
+from aiops_protocol.payload import Buffer, Float32Array, as_bytes
 
 if TYPE_CHECKING:
     from aiops.tables.core import TableCore
@@ -132,7 +135,9 @@ class Reads:
                 )  # fmt: skip
                 if base is not None:
                     part.base = base[shard]
-                if table.replica is not None and choice is self._whole:
+                if table.rounded_pulls:
+                    part.taker = partial(_unrounded, part.into)
+                elif table.replica is not None and choice is self._whole:
                     self._tell_of_copy(table.replica, part, piece, plain=memory is not None)
             try:
                 await table.customer.start(operation, table.servers)
@@ -208,6 +213,23 @@ class Reads:
         if self._ahead is not None:
             self._ahead.task.cancel()
             self._ahead = None
+
+
+def _unrounded(into: memoryview | None, reply: Reply) -> Buffer:
+    """Put the values of rows, which were rounded to travel, where they belong."""
+    assert into is not None
+    target = np.frombuffer(into, np.float32)
+    if reply.codec != Codec.DELTAS:
+        raise MalformedFrame(f"rows of codec {reply.codec} in a table whose pulls are compressed")
+    steps = split_deltas(reply.payload)
+    if len(steps) != 1:
+        raise MalformedFrame(f"{len(steps)} steps for rows, which come from nothing by one")
+    codec, parameter, payload = steps[0]
+    values = decode_values(codec, payload, target.size, parameter)
+    if isinstance(values, Sparse):
+        raise MalformedFrame(f"rows of codec {codec}, which leaves some out")
+    target[:] = values
+    return into
 
 
 def _seen(task: asyncio.Task[Any]) -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aiops.checks import check_array, check_out, check_timeout
 from aiops.errors import UsageError
+from aiops.roles.requests import Operation
 from aiops.tables.core import TableCore
-from aiops.tables.key_layout import KeyLayout, Wanted
+from aiops.tables.key_layout import KeyChoice, KeyLayout, Wanted
+from aiops.tables.row_compression import RowCompressor
 from aiops.tables.table import PushResult, push_result
+from aiops_protocol.codecs import Raw, mix
 from aiops_protocol.control import TableOpened
 from aiops_protocol.frames import Assign, Push, Request
 from aiops_protocol.payload import Float32Array
@@ -40,17 +45,26 @@ class SparseTable:
         self,
         worker: Worker,
         opened: TableOpened,
-        main: TableCore | None = None,
+        main: SparseTable | None = None,
         customer: Customer | None = None,
     ) -> None:
         spec = opened.spec
-        self.core = TableCore(worker, opened, main, customer)
+        self.core: TableCore = TableCore(
+            worker, opened, None if main is None else main.core, customer
+        )
         self.name = spec.name
         self.width = spec.shape[0]
         self._layout = KeyLayout(
             spec.name, self.width, hashed=spec.layout == "hashed", parts=opened.parts
         )
         self._version = 0
+        self._compressor: RowCompressor | None = None
+        if isinstance(main, SparseTable):
+            self._compressor = main._compressor  # what is held back is that of the whole worker
+        elif spec.compression:
+            seed = mix(*spec.name.encode(), worker.rank)
+            self._compressor = RowCompressor(spec.compression, self.width, seed)
+        self.core.compressor = self._compressor
 
     def __repr__(self) -> str:
         return f"<SparseTable {self.name} width={self.width} version={self.version}>"
@@ -62,7 +76,7 @@ class SparseTable:
 
     def used_by(self, customer: Customer) -> SparseTable:
         """Return the table as a further customer of the worker uses it."""
-        return SparseTable(self.worker, self.core.opened, self.core, customer)
+        return SparseTable(self.worker, self.core.opened, self, customer)
 
     @property
     def shards(self) -> int:
@@ -91,6 +105,18 @@ class SparseTable:
         In a table of layout `hashed` these are ranges of mixed keys.
         """
         return self._layout.describe()
+
+    # --- compression ---
+
+    def compression_state(self) -> dict[str, NDArray[Any]]:
+        """Return what compression holds back at this worker; see `Table.compression_state`."""
+        return {} if self._compressor is None else self._compressor.state_dict()
+
+    def load_compression_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Take over what was held back; see `Table.load_compression_state`."""
+        if self._compressor is None:
+            raise UsageError(f"{self.core.title} has no compression whose state could be loaded")
+        self._compressor.load_state_dict(state)
 
     # --- reading ---
 
@@ -225,12 +251,37 @@ class SparseTable:
         flat = check_array(array, shape, what, allow_nonfinite=core.allow_nonfinite)
         rows = chosen.gathered(flat.reshape(shape))
         weight = core.place.weighed(weight)
-        operation = core.writes.cut(kind, rows.reshape(-1), chosen.choice, timeout_s, verb=verb)
+        compressor = self._compressor
+        if compressor is None or kind is Assign:
+            operation = core.writes.cut(kind, rows.reshape(-1), chosen.choice, timeout_s, verb=verb)
+        else:
+            operation = self._compressed(compressor, chosen, rows, timeout_s, verb)
         if kind is Push:
             core.place.contribute(weight)
         clock = core.place.clock
         await core.writes.perform(operation)
         return push_result(core, operation, clock)
+
+    def _compressed(
+        self,
+        compressor: RowCompressor,
+        chosen: KeyChoice,
+        rows: Float32Array,
+        timeout_s: float | None,
+        verb: str,
+    ) -> Operation:
+        """Encode a push once, and cut the result; rows that cannot be coded go as they are."""
+        core = self.core
+        encoded, coded = compressor.encode(chosen.keys, rows)
+        operation = core.customer.operation(verb, core.subject(chosen.choice), timeout_s)
+        operation.kept = True  # what was held back counts on it
+        pieces = chosen.choice.pieces
+        if not coded.all():
+            pieces = self._layout.cut(chosen.keys[coded])
+            rest, given = self._layout.cut(chosen.keys[~coded]), rows[~coded].reshape(-1)
+            compressor.bytes_sent += core.writes.add(operation, Push, Raw(given), rest)
+        compressor.bytes_sent += core.writes.add(operation, Push, encoded, pieces)
+        return operation
 
     def close(self) -> None:
         """Let go of what runs in the background; called when the worker closes."""

@@ -19,8 +19,8 @@ from aiops.compression.compressor import Compressor
 from aiops.compression.gate import DENSE, Gate
 from aiops.errors import UsageError
 from aiops.roles.requests import Operation, Part
-from aiops.tables.layout import Choice, Layout, Rows
-from aiops_protocol.codecs import word_of
+from aiops.tables.layout import Choice, Layout, Piece, Rows
+from aiops_protocol.codecs import Encoded, word_of
 from aiops_protocol.frames import AckLevel, Assign, Flag, Request
 from aiops_protocol.payload import Float32Array, as_bytes
 
@@ -88,6 +88,37 @@ class Writes:
         if staleness is not None and kind is not Assign:
             operation.staleness = staleness.histogram
         return operation
+
+    def add(
+        self, operation: Operation, kind: type[Request], encoded: Encoded, pieces: list[Piece]
+    ) -> int:
+        """Add the parts of what was encoded to an operation; return the bytes of their payloads."""
+        table = self._table
+        clock = table.place.clock if table.is_clocked else table.worker.clock
+        staleness = table.staleness
+        operation.staleness = None if staleness is None else staleness.histogram
+        size = 0
+        for shard, begin, end, ranges, start, stop, keys in pieces:
+            codec, parameter, payload = encoded.cut(start, stop)
+            size += len(payload)
+            Part(
+                operation,
+                kind,
+                table.table_id,
+                shard,
+                clock,
+                begin,
+                end,
+                ranges,
+                _PARAMETERS if codec else 0,
+                payload,
+                outbox=table.outboxes[shard],
+                keys=keys,
+                codec=codec,
+                codec_parameters=word_of(stop - start, parameter) if codec else 0,
+                base=-1 if staleness is None else staleness.base(shard),
+            )
+        return size
 
     def start(self, operation: Operation) -> asyncio.Future[None]:
         """Send an operation that `perform`, or another call that cares, will await."""
@@ -265,28 +296,7 @@ class RowWrites(Writes):
             table.worker.postoffice.log.info("compression_chosen", **fields, reason=gate.reason)
         operation = table.customer.operation(verb, table.subject(choice), timeout_s)
         operation.kept = True  # what was held back counts on it
-        clock = table.place.clock if table.is_clocked else table.worker.clock
-        staleness = table.staleness
-        operation.staleness = None if staleness is None else staleness.histogram
-        for shard, begin, end, ranges, start, stop, _ in choice.pieces:
-            codec, parameter, payload = encoded.cut(start, stop)
-            compressor.bytes_sent += len(payload)
-            Part(
-                operation,
-                kind,
-                table.table_id,
-                shard,
-                clock,
-                begin,
-                end,
-                ranges,
-                _PARAMETERS if codec else 0,
-                payload,
-                outbox=table.outboxes[shard],
-                codec=codec,
-                codec_parameters=word_of(stop - start, parameter) if codec else 0,
-                base=-1 if staleness is None else staleness.base(shard),
-            )
+        compressor.bytes_sent += self.add(operation, kind, encoded, choice.pieces)
         operation.encode_s = time.perf_counter() - began
         return operation
 

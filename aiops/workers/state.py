@@ -7,7 +7,7 @@ arrays, so that `numpy.savez(path, **state)` writes it and `numpy.load(path)` re
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +15,13 @@ from numpy.typing import NDArray
 from aiops.errors import ConfigError
 
 if TYPE_CHECKING:
+    from aiops.tables.sparse_table import SparseTable
     from aiops.tables.table import Table
+    from aiops.workers.tables import Tables
 
-__all__ = ["WorkerState"]
+    AnyTable: TypeAlias = Table | SparseTable
+
+__all__ = ["KeepsState", "WorkerState"]
 
 _COMPRESSION: Final = "compression/"
 
@@ -28,7 +32,7 @@ class WorkerState:
     def __init__(self) -> None:
         self._pending: dict[str, dict[str, NDArray[Any]]] = {}
 
-    def collect(self, tables: list[Table]) -> dict[str, NDArray[Any]]:
+    def collect(self, tables: list[AnyTable]) -> dict[str, NDArray[Any]]:
         """Return the state of these tables, and of those that have not been opened yet."""
         states = {table.name: table.compression_state() for table in tables}
         return {
@@ -37,7 +41,7 @@ class WorkerState:
             for name, array in state.items()
         }
 
-    def take(self, state: Mapping[str, NDArray[Any]], tables: list[Table]) -> None:
+    def take(self, state: Mapping[str, NDArray[Any]], tables: list[AnyTable]) -> None:
         """Give a state to open tables, and keep the rest for those that are opened later."""
         pending: dict[str, dict[str, NDArray[Any]]] = {}
         for key, array in state.items():
@@ -49,9 +53,36 @@ class WorkerState:
         for opened in tables:
             self.give(opened)
 
-    def give(self, table: Table) -> None:
+    def give(self, table: AnyTable) -> None:
         """Give a table its part, if there is one."""
         state = self._pending.get(table.name)
         if state is not None:
             table.load_compression_state(state)
             del self._pending[table.name]
+
+
+class KeepsState:
+    """What only this worker has; a part of `Worker`."""
+
+    _tables: Tables
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """Return what nobody else has of this worker's training: what compression holds back.
+
+        Names and arrays, a copy of one's own. `numpy.savez(path, **worker.state_dict())` saves
+        it; take it between two steps.
+        """
+        return self._tables.state.collect(self._tables.all)
+
+    def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Go on with an earlier state: `worker.load_state_dict(numpy.load(path))`.
+
+        Tables that are not open yet get their part when they are opened.
+
+        Raises
+        ------
+        ConfigError
+            A name that no state has; a table with another codec or of another size (raised by
+            `table`, if it is opened later).
+        """
+        self._tables.state.take(state, self._tables.all)

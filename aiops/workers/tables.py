@@ -18,6 +18,7 @@ from aiops.optim import Optimizer
 from aiops.optim.clipping import refuse_row_limit
 from aiops.roles.job import RESIDUAL_NORM
 from aiops.tables.compression import compression_spelling
+from aiops.tables.row_compression import row_spelling
 from aiops.tables.sparse_table import SparseTable
 from aiops.tables.table import Table
 from aiops.workers.state import WorkerState
@@ -125,17 +126,11 @@ class Tables:
             # Used before the scheduler knows, the table would be given its values once more by
             # somebody else, should this worker be lost now.
             await postoffice.attach(name, spec, observer=observer)
-        if isinstance(table, Table):
-            self.state.give(table)
+        self.state.give(table)
         self._open[name] = table
         if table.core.place.in_step:
             self._take_place(table, opened.job_clock)
         return table
-
-    @property
-    def dense(self) -> list[Table]:
-        """Every open dense table."""
-        return [table for table in self._open.values() if isinstance(table, Table)]
 
     def compression(self) -> dict[str, dict[str, Any]]:
         """Return what compression has done so far, by table."""
@@ -151,7 +146,7 @@ class Tables:
     def measure(self) -> dict[str, float]:
         """Return numbers for status: what compression holds back, and which codec was chosen."""
         measured: dict[str, float] = {}
-        for table in self.dense:
+        for table in self.all:
             compressor = table.core.compressor
             if compressor is not None:
                 measured[f"{RESIDUAL_NORM}{table.name}"] = compressor.residual_norm
@@ -251,6 +246,8 @@ def sparse_table_spec(
     consistency: Consistency,
     layout: str,
     allow_nonfinite: bool,
+    compression: Codec | str | None = None,
+    pull_compression: Codec | str | None = None,
 ) -> TableSpec:
     """Check the settings of a sparse table; return what travels."""
     what = f"sparse table {name}"
@@ -277,6 +274,10 @@ def sparse_table_spec(
         consistency_settings=consistency.settings(),
         allow_nonfinite=bool(allow_nonfinite),
         layout=layout,
+        compression=row_spelling(compression, what, nonfinite=bool(allow_nonfinite), pulls=False),
+        pull_compression=row_spelling(
+            pull_compression, what, nonfinite=bool(allow_nonfinite), pulls=True
+        ),
     )
     return _travelling(spec, what)
 

@@ -8,12 +8,10 @@ tells about itself is in `reports`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Final, Self
-
-from numpy.typing import NDArray
 
 from aiops.checks import check_count, check_name, check_timeout
 from aiops.compression import Codec
@@ -31,6 +29,7 @@ from aiops.workers.identity import WorkerIdentity
 from aiops.workers.reports import Reports
 from aiops.workers.ring import CALL_TIMEOUT_S, Ring
 from aiops.workers.rings import Rings
+from aiops.workers.state import KeepsState
 from aiops.workers.tables import Tables, sparse_table_spec, table_spec
 from aiops_protocol.payload import Float32Array
 
@@ -49,7 +48,7 @@ BARRIER_TIMEOUT_S: Final = 600.0
 """Ten minutes of computing before a barrier are normal, an hour is a hang."""
 
 
-class Worker(WorkerIdentity):
+class Worker(WorkerIdentity, KeepsState):
     """One worker of a job. Made by `connect`, used as `async with`.
 
     Attributes
@@ -172,6 +171,8 @@ class Worker(WorkerIdentity):
         consistency: Consistency | None = None,
         layout: str = "hashed",
         allow_nonfinite: bool = False,
+        compression: Codec | str | None = None,
+        pull_compression: Codec | str | None = None,
         timeout_s: float = TABLE_TIMEOUT_S,
     ) -> SparseTable:
         """Create a sparse table, whose rows come into being as they are used; or join it.
@@ -188,6 +189,11 @@ class Worker(WorkerIdentity):
         layout
             `"hashed"` spreads any keys evenly over the servers. `"range"` keeps neighbours
             together: it cuts the range of all keys, 0 to 2**64-1, into one part for each server.
+        compression
+            How pushed rows travel: fp16, bf16, fp8, int8, int4, one-bit, qsgd or lz4, with scales
+            for each row. What is lost is held back by key (`HELD_BYTES_MAX`), as in `table`.
+        pull_compression
+            How rows come back: fp16 or bf16; rounded, the server keeps the exact ones.
 
         Returns
         -------
@@ -213,7 +219,10 @@ class Worker(WorkerIdentity):
         if width is not None:
             mode = BSP() if consistency is None else consistency
             optimizer = SGD(lr=0.01) if optimizer is None else optimizer
-            spec = sparse_table_spec(name, width, init, optimizer, mode, layout, allow_nonfinite)
+            spec = sparse_table_spec(
+                name, width, init, optimizer, mode, layout, allow_nonfinite, compression,
+                pull_compression,
+            )  # fmt: skip
             mode.check_workers(self.postoffice.expected_workers)
         return await self._tables.open_sparse(name, spec, timeout_s)
 
@@ -436,29 +445,6 @@ class Worker(WorkerIdentity):
             "compression": self._tables.compression(),
             "tables": self._tables.stats(),
         }
-
-    # --- what only this worker has ---
-
-    def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Return what nobody else has of this worker's training: what compression holds back.
-
-        Names and arrays, a copy of one's own. `numpy.savez(path, **worker.state_dict())` saves
-        it; take it between two steps.
-        """
-        return self._tables.state.collect(self._tables.dense)
-
-    def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Go on with an earlier state: `worker.load_state_dict(numpy.load(path))`.
-
-        Tables that are not open yet get their part when they are opened.
-
-        Raises
-        ------
-        ConfigError
-            A name that no state has; a table with another codec or of another size (raised by
-            `table`, if it is opened later).
-        """
-        self._tables.state.take(state, self._tables.dense)
 
     # --- the way out ---
 
