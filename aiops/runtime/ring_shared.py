@@ -173,6 +173,7 @@ class SharedRingGroup(RingGroup):
         """
         shared = self._shared
         work = RingWork(call.kind, str(call), _NO_PLAN, flat, flat, np.add, _nothing)
+        lent, read = shared.reading.lent, shared.reading.read
         flight = self._flight = RingCall(work, self.index, self.size, timeout_s)
         flight.number = shared.begun + 1
         flight.timer = self._loop.call_later(min(WARN_S, timeout_s), self._look, flight)
@@ -191,6 +192,8 @@ class SharedRingGroup(RingGroup):
                 self.stop("cancelled", f"{self.me} has cancelled {call_name(self.name, flight)}")
             raise
         finally:
+            self.traffic["sent"] += shared.reading.lent - lent
+            self.traffic["received"] += shared.reading.read - read
             self._flight = None
             flight.timer.cancel()
 

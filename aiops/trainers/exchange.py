@@ -7,7 +7,7 @@ itself, the local steps' own bookkeeping (`aiops.local_sgd`), and the ring (`in_
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -30,6 +30,11 @@ class Exchange(Protocol):
     @property
     def among_workers(self) -> Mapping[str, int]:
         """Bytes by cause that have not gone over servers."""
+        ...
+
+    @property
+    def latency(self) -> Mapping[str, Mapping[str, Any]]:
+        """Latencies by verb of what has not gone over servers."""
         ...
 
     def steps(self, n: int) -> AsyncIterator[int]:
@@ -98,6 +103,7 @@ class EachStep:
     """Pull before and push after every gradient; the servers have the optimizer."""
 
     among_workers: Mapping[str, int] = {}
+    latency: Mapping[str, Mapping[str, Any]] = {}
 
     def __init__(self, worker: TrainingWorker, table: TrainingTable, weights: Float32Array) -> None:
         self._worker = worker
@@ -128,6 +134,7 @@ class Local:
     """Step weights of one's own; the changes are exchanged between steps."""
 
     among_workers: Mapping[str, int] = {}
+    latency: Mapping[str, Mapping[str, Any]] = {}
 
     def __init__(self, local: LocalSGD) -> None:
         self._local = local

@@ -6,14 +6,16 @@ weights have the bits that servers would give them.
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from aiops.collective.call import Array
 from aiops.collective.member import Order
 from aiops.errors import CollectiveAborted
+from aiops.observability import LatencyHistogram
 from aiops.optim import Optimizer
 from aiops.shards.reduction import Sum
 from aiops.shards.shard import Shard
@@ -53,6 +55,7 @@ class InRing:
         self._version = 0
         self._has_model = ring.generation == 1  # which begins with the start values, everywhere
         self._mean = np.empty(shard.size, np.float32)
+        self._pushes = LatencyHistogram()
 
     @classmethod
     async def open(
@@ -82,6 +85,11 @@ class InRing:
         traffic = self._ring.traffic
         return {"pushed": traffic["sent"], "pulled": traffic["received"]}
 
+    @property
+    def latency(self) -> Mapping[str, Mapping[str, Any]]:
+        """How long the averages took, by the name that they have with servers."""
+        return {"push": self._pushes.summary()}
+
     def steps(self, n: int) -> AsyncIterator[int]:
         """Yield step numbers, a clock each."""
         return self._worker.steps(n)
@@ -98,7 +106,9 @@ class InRing:
         while True:
             np.copyto(self._mean, gradient)
             try:
+                begun = time.perf_counter()
                 await self._ring.all_reduce(self._mean, "mean", order=self._order)
+                self._pushes.record(time.perf_counter() - begun)
                 break
             except CollectiveAborted:
                 await self._ring.reform()

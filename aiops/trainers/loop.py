@@ -259,7 +259,10 @@ class _Run:
             phases=dict(self.phases.seconds),
             loss=self.loss,
             stopped_because=self.worker.stop_reason or f"all {self.planned} steps are done",
-            latency={verb: dict(values) for verb, values in stats["latency"].items()},
+            latency={
+                verb: dict(values)
+                for verb, values in (*stats["latency"].items(), *self.exchange.latency.items())
+            },
             bytes=self._bytes(stats),
             servers={str(rank): dict(counts) for rank, counts in stats["servers"].items()},
             evaluation=evaluation,

@@ -50,7 +50,8 @@ class WorkerReport:
     stopped_because
         Why it ended when it did.
     latency, bytes, servers
-        As from `Worker.stats`: by verb; by cause; sent to and received from each server.
+        As from `Worker.stats`: by verb; by cause; sent to and received from each server. In a ring
+        a push is an all-reduce, and what has gone to and come from other workers is in the bytes.
     tables
         What each table has counted.
     evaluation
@@ -139,7 +140,7 @@ def final_report(
         "stopped_because": first.stopped_because,
         "bytes": _summed(w.bytes for w in workers),
         "phases": _phases(workers),
-        "latency": _latency_of(status) if status else _latency(workers),
+        "latency": _all_latency(workers, status),
         "by_worker": [_account(w) for w in sorted(workers, key=lambda w: w.rank)],
         "by_server": _by_server(workers),
         **_staleness_of(workers),
@@ -158,6 +159,15 @@ def _phases(workers: Sequence[WorkerReport]) -> dict[str, float]:
     known = dict.fromkeys(phase for w in workers for phase in w.phases)
     names = [*(phase for phase in PHASES if phase in known), *(n for n in known if n not in PHASES)]
     return {name: sum(w.phases.get(name, 0.0) for w in workers) / len(workers) for name in names}
+
+
+def _all_latency(
+    workers: Sequence[WorkerReport], status: Mapping[str, Any] | None
+) -> dict[str, dict[str, Any]]:
+    """Return latencies as the scheduler has them; it knows nothing of those in a ring."""
+    of_workers = _latency(workers)
+    known = _latency_of(status) if status else of_workers
+    return {verb: found if found["count"] else of_workers[verb] for verb, found in known.items()}
 
 
 def _latency(workers: Sequence[WorkerReport]) -> dict[str, dict[str, Any]]:

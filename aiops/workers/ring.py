@@ -213,7 +213,10 @@ class Ring(Member):
 
     @property
     def traffic(self) -> Mapping[str, int]:
-        """Bytes of arrays `sent` to and `received` from other members, in all generations."""
+        """Bytes of arrays `sent` to and `received` from other members, in all generations.
+
+        Through shared memory: what others have read here, and what this member has read of theirs.
+        """
         return dict(self._group.traffic)
 
     async def all_reduce(
@@ -292,6 +295,9 @@ class Ring(Member):
         group = self._group
         if group.over is not None:
             raise self._again(call, group.over)
+        if self.world_size == 1:
+            # Nobody is waited for, so the event loop would have no turn, and nobody be let in.
+            await asyncio.sleep(0)
         limit = self._call_timeout_s
         if timeout_s is not None:
             limit = check_timeout(timeout_s, call.kind)

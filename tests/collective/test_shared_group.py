@@ -442,3 +442,25 @@ async def test_what_a_member_handed_over_before_its_death_is_there() -> None:
     assert "reset" in str(errors[0])
     survivor.close()
     os.close(fd)
+
+
+@pytest.mark.parametrize("count", [1000, LARGE])
+async def test_what_members_read_of_each_other_is_counted(count: int) -> None:
+    """What one reads, another lends; a large all-reduce moves what a ring would."""
+    calls = {
+        all_reduce(count): None,
+        Call("reduce_scatter", count, ((count,),), op="sum"): None,
+        Call("all_gather", count, ((count,),)): 2 * count * 4,  # all parts, at two others
+        Call("broadcast", count, ((count,),), root=1): 2 * count * 4,
+    }
+    async with members(3) as them:
+        for call, moved in calls.items():
+            before = sum(group.reading.read for group in them.groups)
+            results = await them.all(call, numbers(3, count))
+            assert not any(isinstance(result, BaseException) for result in results), results
+            reading = [group.reading for group in them.groups]
+            total = sum(one.read for one in reading) - before
+            assert sum(one.lent for one in reading) == before + total
+            if call.kind == "all_reduce" and count == LARGE:
+                moved = 2 * 2 * count * 4
+            assert moved in (None, total), call

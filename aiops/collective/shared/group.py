@@ -46,6 +46,7 @@ from aiops.collective.shared.board import (
 from aiops.collective.shared.links import ShareLink
 from aiops.collective.shared.memory import BOARD, GroupMemory
 from aiops.collective.shared.pages import Arena, Location
+from aiops.collective.shared.reading import Reading
 from aiops.collective.steps import Span, chunk_spans
 from aiops.errors import Closed, CollectiveMismatch
 
@@ -96,6 +97,8 @@ class SharedGroup:
         The last call that this member cannot give up by itself any more.
     begun
         The last call that this member has begun.
+    reading
+        How much has gone from member to member.
     """
 
     def __init__(
@@ -113,6 +116,7 @@ class SharedGroup:
         self.done = 0
         self.voted = 0
         self.begun = 0
+        self.reading = Reading(size)
         self._memory = GroupMemory(arena, links)
         self._links = links
         self._flags = 0
@@ -175,6 +179,8 @@ class SharedGroup:
                 await self._perform_small(call, flat, number)
             else:
                 await self._perform_large(call, flat, number)
+            chunk = _spans(call, self.size)[self.index].elements * flat.itemsize
+            self.reading.count(call, flat.nbytes, chunk, at_once=flat.nbytes <= SMALL_BYTES)
         except Exception as error:
             if self._stopped is None:
                 raise
