@@ -29,7 +29,7 @@ class LocalCluster:
     Parameters
     ----------
     servers
-        Number of servers.
+        Number of servers; a job that has rings but no tables needs none.
     on_worker_loss, min_workers, trace
         As for `Scheduler`.
 

@@ -148,6 +148,13 @@ class SchedulerCore(Job):
 
     def _attach(self, node: Node, message: AttachTable) -> list[Action]:
         servers = self._server_peers()
+        if not self.members.expected["server"]:
+            text = (
+                f"table {message.name}: this job has no servers, so it has rings but no tables; "
+                "start it with servers=1 or more"
+            )
+            refused = Refused(code=ErrorCode.INVALID_SETTING, text=text, call=message.call)
+            return [Tell(refused, node.peer)]
         if len(servers) < self.members.expected["server"]:
             text = f"table {message.name}: {self._absent()}"
             refused = Refused(code=ErrorCode.NOT_INITIALISED, text=text, call=message.call)

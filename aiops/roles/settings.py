@@ -43,8 +43,8 @@ class SchedulerSettings:
     trace: bool = False
 
     def __post_init__(self) -> None:
-        if not 1 <= self.servers <= SERVERS_MAX:
-            raise ConfigError(f"servers is {self.servers}; it must be from 1 to {SERVERS_MAX}")
+        if not 0 <= self.servers <= SERVERS_MAX:
+            raise ConfigError(f"servers is {self.servers}; it must be from 0 to {SERVERS_MAX}")
         if not 0 <= self.workers <= WORKERS_MAX:
             raise ConfigError(f"workers is {self.workers}; it must be from 0 to {WORKERS_MAX}")
         if self.on_worker_loss not in ("fail", "continue"):

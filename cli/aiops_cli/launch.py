@@ -166,7 +166,9 @@ def worker_environment(plan: Plan, scheduler: str, name: str) -> dict[str, str]:
     context_settings={"allow_interspersed_args": False},
     epilog="Example:  aiops launch --servers 2 --workers 4 -- python train.py --epochs 3",
 )
-@option("--servers", type=click.IntRange(min=1), help="Servers to start.  [default: 1]")
+@option(
+    "--servers", type=click.IntRange(min=0), help="Servers to start; rings need none.  [default: 1]"
+)
 @option("--workers", type=click.IntRange(min=1), help="Workers to start.  [default: 1]")
 @cluster_option
 @policy_options
@@ -223,10 +225,10 @@ def log_flags(settings: dict[str, object]) -> tuple[str, ...]:
     )
 
 
-def plan_count(what: str, given: int | None, in_file: int | None) -> int:
+def plan_count(what: str, given: int | None, in_file: int | None, default: int = 1) -> int:
     """Return how many nodes of a kind to start, by flag or by cluster file."""
     if in_file is None:
-        return 1 if given is None else given
+        return default if given is None else given
     if given not in (None, in_file):
         raise click.UsageError(f"--{what} {given}, but the cluster file has {in_file}")
     return in_file

@@ -20,7 +20,7 @@ LOOPBACK = "127.0.0.1:0"
 
 @click.command(epilog="Example:  aiops scheduler --bind 127.0.0.1:9070 --servers 2 --workers 4")
 @listening_options
-@option("--servers", type=click.IntRange(min=1), help="Servers to wait for.  [default: 1]")
+@option("--servers", type=click.IntRange(min=0), help="Servers to wait for.  [default: 1]")
 @option("--workers", type=click.IntRange(min=0), help="Workers to wait for.  [default: 0]")
 @cluster_option
 @policy_options
@@ -44,14 +44,14 @@ def scheduler(
     if cluster is not None:
         bind = bind or cluster.scheduler.bind
         advertise = advertise or cluster.scheduler.address
-        servers = servers or len(cluster.servers)
+        servers = len(cluster.servers) if servers is None else servers
         workers = cluster.workers if workers is None else workers
 
     def open_node() -> aiops.Scheduler:
         return aiops.Scheduler(
             bind=bind or LOOPBACK,
             advertise=advertise,
-            servers=servers or 1,
+            servers=1 if servers is None else servers,
             workers=workers or 0,
             on_worker_loss=loss_policy(on_worker_loss, min_workers),
             min_workers=min_workers,

@@ -163,7 +163,11 @@ def local_steps(settings: dict[str, Any]) -> LocalSteps | None:
 @click.argument("model", type=click.Choice([*MODELS, *SPARSE_MODELS]))
 @option("--data", default="digits", show_default=True, help="digits, or a .csv .npz .libsvm file.")
 @option("--target", help="What to predict: a column of the csv file, an array of the npz file.")
-@option("--servers", type=click.IntRange(min=1), help="Servers to start.  [default: 1]")
+@option(
+    "--servers",
+    type=click.IntRange(min=0),
+    help="Servers to start.  [default: 1, with --sync ring 0]",
+)
 @option("--workers", type=click.IntRange(min=1), help="Workers to start.  [default: 1]")
 @scheduler_option
 @option("--name", help="With --scheduler: the name of this worker.")
@@ -224,8 +228,12 @@ def train(
         return aiops.run(train_as_worker(task.data, task.target, task.config, seat))
     if name is not None and _typed("name"):
         raise click.UsageError("--name is for a worker of a running cluster; give --scheduler too")
+    in_ring = isinstance(task, Task) and task.config.sync == "ring"
+    if servers == 0 and not in_ring:
+        raise click.UsageError("--servers 0: only with --sync ring; otherwise at least 1")
+    in_file = len(cluster.servers) if cluster else None
     plan = Plan(
-        servers=plan_count("servers", servers, len(cluster.servers) if cluster else None),
+        servers=plan_count("servers", servers, in_file, default=0 if in_ring else 1),
         workers=plan_count("workers", workers, cluster.workers if cluster else None),
         cluster=cluster,
         on_worker_loss=loss_policy(on_worker_loss, min_workers),

@@ -105,6 +105,6 @@ def test_a_cluster_that_was_not_started() -> None:
 
 def test_wrong_settings_are_found_before_anything_starts() -> None:
     before = set(threading.enumerate())
-    with pytest.raises(ConfigError, match="servers is 0"), aiops.blocking.LocalCluster(servers=0):
+    with pytest.raises(ConfigError, match="servers is -1"), aiops.blocking.LocalCluster(-1):
         pass
     assert set(threading.enumerate()) == before

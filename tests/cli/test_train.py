@@ -138,3 +138,15 @@ def test_flags_of_local_steps_need_local_steps() -> None:
     assert (ended.returncode, ended.stdout) == (2, "")
     assert "--outer-lr: only with --local-steps" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_in_a_ring_there_are_no_servers_and_the_report_has_the_bytes_of_the_ring() -> None:
+    ended = aiops(*("train", "softmax", "--sync", "ring", "--workers", "2", "--json", *QUICK))
+    assert ended.returncode == 0, ended.stderr
+    report = json.loads(ended.stdout.splitlines()[-1])
+    assert (report["workers"], report["servers"], report["by_server"]) == (2, 0, [])
+    each = 20 * 650 * 4  # of two members, each sends as much as the array has
+    assert (report["bytes"]["pushed"], report["bytes"]["pulled"]) == (2 * each, 2 * each)
+    assert [account["bytes"]["pushed"] for account in report["by_worker"]] == [each, each]
+    assert report["latency"]["push"]["count"] == 2 * 20
+    assert report["latency"]["push"]["p50_s"] > 0

@@ -153,7 +153,7 @@ async def test_closing_twice_and_before_the_start() -> None:
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"servers": 0}, "servers is 0"),
+        ({"servers": -1}, "servers is -1"),
         ({"workers": -1}, "workers is -1"),
         ({"on_worker_loss": "panic"}, "on_worker_loss is 'panic'"),
         ({"workers": 2, "min_workers": 3}, "min_workers is 3"),
@@ -173,8 +173,8 @@ async def test_a_cluster_that_is_not_started() -> None:
     for need in (cluster.connect, cluster.status, lambda: cluster.address):
         with pytest.raises(ConfigError, match="not started"):
             need()
-    with pytest.raises(ConfigError, match="servers is 0"):
-        await aiops.LocalCluster(servers=0).__aenter__()
+    with pytest.raises(ConfigError, match="servers is -1"):
+        await aiops.LocalCluster(servers=-1).__aenter__()
     async with aiops.LocalCluster() as cluster:
         with pytest.raises(ConfigError, match="workers is 0"):
             await cluster.run(_nothing, workers=0)

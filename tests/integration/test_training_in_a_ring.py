@@ -11,6 +11,7 @@ import pytest
 import aiops
 from aiops.errors import ConfigError
 from aiops.trainers import TrainConfig, load, train
+from aiops.trainers.config import OPTIMIZERS
 from aiops.trainers.loop import _Run
 from local_jobs import local_job
 
@@ -42,6 +43,27 @@ async def test_in_rank_order_the_weights_are_those_of_servers_bit_for_bit(optimi
     np.testing.assert_allclose(any_order[0], served[0], rtol=0.05, atol=1e-3)
 
 
+@pytest.mark.parametrize(
+    "how",
+    [
+        *({"optimizer": optimizer} for optimizer in sorted(OPTIMIZERS)),
+        {"model": "linear"},
+        {"lr_schedule": "warmup:2,cosine:4:0.1"},
+        {"optimizer": "adam", "lr_schedule": "step:2:0.5", "weight_decay": 0.1},
+        {"optimizer": "ftrl", "l1": 0.01, "l2": 0.1},
+        {"clip_norm": 0.1},
+    ],
+    ids=str,
+)
+async def test_every_optimizer_and_schedule_does_as_on_servers(how: dict[str, Any]) -> None:
+    def config(**more: Any) -> TrainConfig:
+        return TrainConfig(**{"model": "softmax", "steps": 6, **how, **more})
+
+    served = await weights_after(2, config())
+    ringed = await weights_after(2, config(sync="ring", ring_order="rank"))
+    assert len({weights.tobytes() for weights in [*served, *ringed]}) == 1
+
+
 async def test_the_report_has_everything_that_it_has_with_servers() -> None:
     config = TrainConfig(model="softmax", steps=5, sync="ring")
     dataset = load("digits", task=config.task)
@@ -49,12 +71,13 @@ async def test_the_report_has_everything_that_it_has_with_servers() -> None:
     async def work(worker: aiops.Worker) -> Any:
         return await train(worker, dataset, config.make_model(dataset), config)
 
-    async with local_job() as cluster:
+    async with local_job(servers=0) as cluster:
         reports = await cluster.run(work, workers=2)
     assert [report.steps for report in reports] == [5, 5]
     assert reports[0].evaluation is not None
     assert reports[0].bytes["pushed"] == reports[0].bytes["pulled"] == 5 * 4 * 650
     assert {"push", "pull", "local gradient"} <= set(reports[0].phases)
+    assert [report.latency["push"]["count"] for report in reports] == [5, 5]
 
 
 async def test_a_lost_worker_is_replaced_and_the_newcomer_gets_the_model() -> None:
