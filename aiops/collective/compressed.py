@@ -61,14 +61,23 @@ class CompressedReducer:
         if not isinstance(made, Codec):
             raise ConfigError(f"CompressedReducer: {codec!r} is no codec of aiops.compression")
         self._ring = ring
+        self._codec = made
         self._shape = shape
         self._size = prod(shape)
         self._seed = seed
         made = made.for_shape(shape)
+        if isinstance(made, PowerSGD) and not any(c for *_, c in made.matrices(self._size)):
+            raise ConfigError(
+                f"CompressedReducer: {made.spelling()}: nothing in a vector of shape {shape} is a "
+                "matrix that this rank makes shorter; name the arrays in a flat vector with "
+                "shapes, as in PowerSGD(1, shapes=((64, 256), (256,)))"
+            )
         self._low_rank = made if isinstance(made, PowerSGD) and made.shapes else None
         self._sender = Compressor(made, shape, seed=seed * 1_000_003 + ring.rank)
         self._rights: dict[int, Float32Array] = {}  # by first element of a matrix
         self._residual: Float32Array = np.zeros(self._size if self._low_rank else 0, np.float32)
+        self._reduced = 0
+        self._encoded_bytes = 0
 
     async def reduce(
         self,
@@ -94,9 +103,32 @@ class CompressedReducer:
             total = await self._by_low_rank(self._low_rank, x, timeout_s)
         else:
             total = await self._by_gathering(x, timeout_s)
+        self._reduced += 1
         if op == "mean":
             total /= np.float32(self._ring.world_size)
         return total.reshape(self._shape)
+
+    def formed_anew(self) -> None:
+        """Forget what all members must have alike: there are others now, who do not have it.
+
+        What is held back stays.
+        """
+        self._rights = {}
+
+    def stats(self) -> dict[str, Any]:
+        """Return codec, calls, the bytes of the vectors given and of what they became at a member.
+
+        In a ring of p members, what a vector became goes to each of the p - 1 others.
+        """
+        low_rank = self._low_rank is not None
+        held = self._residual if low_rank else np.float32(self._sender.residual_norm)
+        return {
+            "codec": self._codec.spelling(),
+            "pushes": self._reduced,
+            "bytes_given": 4 * self._size * self._reduced,
+            "bytes_sent": self._encoded_bytes,
+            "residual_norm": float(np.linalg.norm(np.float64(held))),
+        }
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Return what this member holds back, to be saved."""
@@ -147,6 +179,7 @@ class CompressedReducer:
         except BaseException:
             self._sender.load_state_dict(before)
             raise
+        self._encoded_bytes += mine.size
         total = np.zeros(self._size, np.float32)
         for row, size in zip(gathered, sizes[:, 0], strict=True):
             at = 0
@@ -203,6 +236,8 @@ class CompressedReducer:
             if not width:
                 total[begin : begin + count] = next(at)
         self._residual = residual
+        small = sum(array.nbytes for array in (*lefts, *rights, *plain))
+        self._encoded_bytes += small
         return total
 
     async def _all_reduce(

@@ -18,7 +18,7 @@ from typing import Final
 
 from aiops.compression.link import Link
 
-__all__ = ["CANDIDATES", "DENSE", "Gate", "Price", "quickest"]
+__all__ = ["CANDIDATES", "DENSE", "HYSTERESIS", "PLAIN_S", "Gate", "Price", "quickest"]
 
 DENSE: Final = "dense"
 
@@ -39,7 +39,9 @@ TURNS: Final = 4
 """Pushes of each of the two in a trial; the quickest and the median both count."""
 
 PLAIN: Final = 2.0
-"""In a trial, one that is so many times quicker needs no further turns."""
+PLAIN_S: Final = 0.1
+"""In a trial, one that is so many times quicker needs no further turns, if pushes take so long that
+no busy machine explains it."""
 
 REVIEWS: Final = (2, 4, 8)
 REVIEW_PUSHES: Final = 16
@@ -225,7 +227,7 @@ class _Choice:
         known_s = min(self._recent)
         faithful = self._order[trial.challenger] < self._order[self.chosen]
         needed = 1.0 if faithful else HYSTERESIS
-        if PLAIN * best_s <= known_s:
+        if PLAIN * best_s <= known_s and known_s >= PLAIN_S:
             self._win(trial)
         elif len(theirs) > 1 or best_s >= WARM_S:  # the first may be slow for once
             if best_s >= PLAIN * known_s:

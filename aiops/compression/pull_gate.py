@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from statistics import median_low
+from statistics import median
 from typing import Final
 
-from aiops.compression.gate import DENSE, HYSTERESIS, Price, quickest
+from aiops.compression.gate import DENSE, HYSTERESIS, PLAIN_S, Price, quickest
 from aiops.compression.link import Link
 from aiops.compression.pulls import PULL_CANDIDATES
 
@@ -26,8 +26,11 @@ SHARE: Final = 0.05
 """After so many pulls without values as they are a few may come so, to measure the link, if that
 costs at most this part of the time of those pulls."""
 
-TOLD: Final = 3
-"""So many answers tell how fast values come; one may have lain ready."""
+TOLD: Final = 5
+"""So many answers tell how fast values come: some may have lain ready, or met a busy machine."""
+
+LONG_BYTES: Final = 64 * 1024
+"""From here on an answer is told of when it begins."""
 
 RECENT: Final = 9
 """Answers of which the middle one counts: some have lain ready while the worker computed."""
@@ -72,7 +75,7 @@ class Arrivals:
     @property
     def rate(self) -> float:
         """Bytes per second; 0 before a few answers have told."""
-        return median_low(self._rates) if len(self._rates) >= TOLD else 0.0
+        return median(self._rates) if len(self._rates) >= TOLD else 0.0
 
 
 class PullGate:
@@ -140,7 +143,7 @@ class PullGate:
         return quiet >= PROBE_PULLS and extra_s <= SHARE * quiet * self._costs[self.chosen]
 
     def _review(self) -> None:
-        rate = self._servers * self._arrivals.rate or self._uplink.rate
+        rate = self._servers * self._arrivals.rate or self._as_pushed
         if not rate:
             return
         self._rate = rate
@@ -155,6 +158,13 @@ class PullGate:
         faithful = PULL_CANDIDATES.index(best) < self.place
         if costs[best] * (1.0 if faithful else HYSTERESIS) <= costs[self.chosen]:
             self.chosen = best
+
+    @property
+    def _as_pushed(self) -> float:
+        """The rate of pushes, where that of answers cannot be told, or where it is plainly slow."""
+        size, rate = 4 * self._elements, self._uplink.rate
+        short = size < LONG_BYTES * self._servers
+        return rate if rate and (short or size / rate >= PLAIN_S) else 0.0
 
     @property
     def reason(self) -> str:

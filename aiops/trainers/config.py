@@ -220,10 +220,15 @@ class TrainConfig:
             )
 
     def _check_compression(self) -> None:
-        if self.sync != "servers" and (self.compression or self.pull_compression):
+        if self.sync == "ring" and self.pull_compression:
             raise ConfigError(
-                "train: compression is for what goes to servers and comes from them, not for "
-                "rings; leave out one of them"
+                "train: in a ring nothing is pulled, so pull_compression has nothing to do; leave "
+                "it out: compression is for both ways there"
+            )
+        if self.sync == "ring" and self.compression == AUTO:
+            raise ConfigError(
+                "train: compression auto is for what goes to servers; in a ring all members must "
+                "send the same form, so name a codec, such as int8 or one-bit"
             )
         try:
             if self.compression not in (None, AUTO):

@@ -37,6 +37,11 @@ class Exchange(Protocol):
         """Latencies by verb of what has not gone over servers."""
         ...
 
+    @property
+    def compression(self) -> Mapping[str, Mapping[str, Any]]:
+        """What compression has done that is not of a table."""
+        ...
+
     def steps(self, n: int) -> AsyncIterator[int]:
         """Yield step numbers."""
         ...
@@ -64,7 +69,8 @@ async def open_exchange(
     """Create the table or tables of a training, or join them."""
     if config.sync == "ring":
         order: Order = "rank" if config.ring_order == "rank" else "any"
-        return await InRing.open(worker, initial, config.make_optimizer(), order)
+        optimizer = config.make_optimizer()
+        return await InRing.open(worker, initial, optimizer, order, config.compression)
     if config.local is not None:
         return Local(await _open_local(worker, config, initial))
     table = await worker.table(
@@ -104,6 +110,7 @@ class EachStep:
 
     among_workers: Mapping[str, int] = {}
     latency: Mapping[str, Mapping[str, Any]] = {}
+    compression: Mapping[str, Mapping[str, Any]] = {}
 
     def __init__(self, worker: TrainingWorker, table: TrainingTable, weights: Float32Array) -> None:
         self._worker = worker
@@ -135,6 +142,7 @@ class Local:
 
     among_workers: Mapping[str, int] = {}
     latency: Mapping[str, Mapping[str, Any]] = {}
+    compression: Mapping[str, Mapping[str, Any]] = {}
 
     def __init__(self, local: LocalSGD) -> None:
         self._local = local

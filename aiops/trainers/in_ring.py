@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from aiops.collective.call import Array
+from aiops.collective.compressed import CompressedReducer
 from aiops.collective.member import Order
 from aiops.errors import CollectiveAborted
 from aiops.observability import LatencyHistogram
@@ -46,7 +47,14 @@ class InRing:
     is let in after a step and gets the model, the optimizer's state and the count of steps.
     """
 
-    def __init__(self, worker: RingWorker, ring: Ring, shard: Shard, order: Order) -> None:
+    def __init__(
+        self,
+        worker: RingWorker,
+        ring: Ring,
+        shard: Shard,
+        order: Order,
+        compression: str | None = None,
+    ) -> None:
         self.weights: Float32Array = shard.values
         self._worker = worker
         self._ring = ring
@@ -56,10 +64,16 @@ class InRing:
         self._has_model = ring.generation == 1  # which begins with the start values, everywhere
         self._mean = np.empty(shard.size, np.float32)
         self._pushes = LatencyHistogram()
+        self._reducer = CompressedReducer(ring, compression, (shard.size,)) if compression else None
 
     @classmethod
     async def open(
-        cls, worker: RingWorker, initial: Float32Array, optimizer: Optimizer, order: Order
+        cls,
+        worker: RingWorker,
+        initial: Float32Array,
+        optimizer: Optimizer,
+        order: Order,
+        compression: str | None = None,
     ) -> InRing:
         """Form the ring; in one that trains already, wait to be let in.
 
@@ -73,9 +87,12 @@ class InRing:
             What a mean gradient does to the values.
         order
             In which order the gradients are added; see `Ring.all_reduce`.
+        compression
+            How gradients travel, as the spelling of a codec; they are then added in the order of
+            the ranks. What is lost is held back by each member; see `CompressedReducer`.
         """
         shard = Shard(0, initial.size, optimizer, initial.copy())
-        table = cls(worker, await worker.ring(RING), shard, order)
+        table = cls(worker, await worker.ring(RING), shard, order, compression)
         await table._settle()
         return table
 
@@ -89,6 +106,11 @@ class InRing:
     def latency(self) -> Mapping[str, Mapping[str, Any]]:
         """How long the averages took, by the name that they have with servers."""
         return {"push": self._pushes.summary()}
+
+    @property
+    def compression(self) -> Mapping[str, Mapping[str, Any]]:
+        """What compression has done, by ring."""
+        return {RING: self._reducer.stats()} if self._reducer is not None else {}
 
     def steps(self, n: int) -> AsyncIterator[int]:
         """Yield step numbers, a clock each."""
@@ -104,21 +126,31 @@ class InRing:
     async def give(self, gradient: Float32Array) -> None:
         """Average the gradient over all workers, and step the weights by it."""
         while True:
-            np.copyto(self._mean, gradient)
             try:
                 begun = time.perf_counter()
-                await self._ring.all_reduce(self._mean, "mean", order=self._order)
+                await self._average(gradient)
                 self._pushes.record(time.perf_counter() - begun)
                 break
             except CollectiveAborted:
-                await self._ring.reform()
-                await self._settle()
+                await self._form_anew()
         self._version += 1
         with np.errstate(all="ignore"):  # overflow shows in the values
             self._shard.step([self._mean], Sum(), self._version)
         if self._ring.wanted:
-            await self._ring.reform()
-            await self._settle()
+            await self._form_anew()
+
+    async def _average(self, gradient: Float32Array) -> None:
+        if self._reducer is not None:
+            self._mean = await self._reducer.reduce(gradient, "mean")
+            return
+        np.copyto(self._mean, gradient)
+        await self._ring.all_reduce(self._mean, "mean", order=self._order)
+
+    async def _form_anew(self) -> None:
+        await self._ring.reform()
+        await self._settle()
+        if self._reducer is not None:
+            self._reducer.formed_anew()
 
     async def _settle(self) -> None:
         """Give the model to those who lack it; whoever is lost meanwhile is done without."""

@@ -267,6 +267,13 @@ class _Run:
             servers={str(rank): dict(counts) for rank, counts in stats["servers"].items()},
             evaluation=evaluation,
             tables={name: dict(counts) for name, counts in stats.get("tables", {}).items()},
+            compression={
+                name: dict(counts)
+                for name, counts in (
+                    *stats.get("compression", {}).items(),
+                    *self.exchange.compression.items(),
+                )
+            },
         )
 
     def _bytes(self, stats: Mapping[str, Any]) -> dict[str, int]:

@@ -14,6 +14,7 @@ from typing import Any, Final
 from aiops.errors import UsageError
 from aiops.observability import PHASES, LatencyHistogram
 from aiops.observability.staleness import StalenessHistogram, bucket_name
+from aiops.trainers.shortened import compression_lines, compression_of
 
 CAUSES: Final = ("pushed", "pulled", "retransmitted", "control")
 VERBS: Final = ("push", "pull")
@@ -52,8 +53,8 @@ class WorkerReport:
     latency, bytes, servers
         As from `Worker.stats`: by verb; by cause; sent to and received from each server. In a ring
         a push is an all-reduce, and what has gone to and come from other workers is in the bytes.
-    tables
-        What each table has counted.
+    tables, compression
+        What each table has counted; what compression has done with each, and with a ring.
     evaluation
         From the worker that evaluated; `None` from the others.
     """
@@ -74,6 +75,7 @@ class WorkerReport:
     servers: dict[str, dict[str, int]]
     evaluation: Evaluation | None
     tables: dict[str, dict[str, Any]] = field(default_factory=dict)
+    compression: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values, for JSON."""
@@ -110,7 +112,9 @@ def final_report(
         slowest worker's), `workers`, `servers`; `bytes` by cause; `phases` (seconds of a worker,
         on average); `latency` by verb; `stopped_because`; `by_worker` and `by_server`; where there
         is any, `staleness` of gradients (changes of others between read and push, 16 and more under
-        powers of two) and `late`, contributions that came too late for their round.
+        powers of two) and `late`, contributions that came too late for their round; and
+        `compression`, by table or ring and direction: codec, bytes before and after, `ratio`; with
+        `auto` how many workers chose what, and the reason of one of them.
 
     Raises
     ------
@@ -144,6 +148,7 @@ def final_report(
         "by_worker": [_account(w) for w in sorted(workers, key=lambda w: w.rank)],
         "by_server": _by_server(workers),
         **_staleness_of(workers),
+        **compression_of([w.compression for w in workers]),
     }
 
 
@@ -274,6 +279,7 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
         yield "stale  by changes of others: " + ", ".join(f"{name}: {n:,}" for name, n in counts)
     if "late" in report:
         yield f"late   {_count(report['late'], 'contribution')} came after their round"
+    yield from compression_lines(report.get("compression", {}))
     yield f"bytes  {_bytes(report['bytes'])}"
     for kind in ("server", "worker"):
         for account in report[f"by_{kind}"]:

@@ -84,9 +84,11 @@ SETTINGS = (
     option(
         "--compression",
         metavar="CODEC",
-        help="How gradients go: top-k:0.01, int8, one-bit, ...; + puts one after the other.",
+        help="How gradients go: auto, top-k:0.01, int8, one-bit, ...; + puts one after the other.",
     ),
-    option("--pull-compression", metavar="CODEC", help="How values come back: top-k:0.04, ..."),
+    option(
+        "--pull-compression", metavar="CODEC", help="How values come back: auto, top-k:0.04, ..."
+    ),
     option("--target-loss", type=float, help="Stop at this loss on the train rows."),
     option("--patience", type=int, help="Stop after so many checks without a lower loss."),
     option("--check-every", type=int, default=20, show_default=True, help="Steps between checks."),

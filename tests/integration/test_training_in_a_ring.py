@@ -13,6 +13,7 @@ from aiops.errors import ConfigError
 from aiops.trainers import TrainConfig, load, train
 from aiops.trainers.config import OPTIMIZERS
 from aiops.trainers.loop import _Run
+from aiops.trainers.report import final_report, render
 from local_jobs import local_job
 
 
@@ -64,6 +65,42 @@ async def test_every_optimizer_and_schedule_does_as_on_servers(how: dict[str, An
     assert len({weights.tobytes() for weights in [*served, *ringed]}) == 1
 
 
+@pytest.mark.parametrize("codec", ["one-bit", "top-k:0.05", "int8+lz4"])
+async def test_compressed_the_weights_are_those_of_servers_too(codec: str) -> None:
+    """The same spelling, the same codec, the same order: the same weights on every rank."""
+
+    def config(**how: Any) -> TrainConfig:
+        return TrainConfig(model="mlp", steps=8, hidden=(32,), compression=codec, **how)
+
+    served = await weights_after(3, config())
+    ringed = await weights_after(3, config(sync="ring"))
+    assert len({weights.tobytes() for weights in [*served, *ringed]}) == 1
+
+
+@pytest.mark.parametrize("codec", ["qsgd", "dgc:0.01", "power-sgd:1:shapes=64x10,10"])
+async def test_compressed_by_any_codec_all_ranks_have_the_same_bits(codec: str) -> None:
+    config = TrainConfig(model="softmax", steps=8, sync="ring", compression=codec)
+    dataset = load("digits", task=config.task)
+
+    async def work(worker: aiops.Worker) -> Any:
+        model = config.make_model(dataset)
+        run = await _Run.begin(worker, dataset, model, config)
+        await run.take_steps(lambda progress: None)
+        return run.exchange.weights.tobytes(), await run.conclude()
+
+    async with local_job() as cluster:
+        results = await cluster.run(work, workers=3)
+    assert len({weights for weights, _ in results}) == 1
+    reports = [report for _, report in results]
+    report = final_report(reports, servers=1)
+    push = report["compression"]["gradients"]["push"]
+    assert push["codec"].startswith(codec.partition(":")[0])
+    assert push["bytes_before"] == 3 * 8 * 4 * 650
+    assert push["ratio"] == pytest.approx(push["bytes_before"] / push["bytes_after"])
+    assert push["ratio"] > 3
+    assert f"{push['ratio']:.1f} times shorter" in "\n".join(render(report))
+
+
 async def test_the_report_has_everything_that_it_has_with_servers() -> None:
     config = TrainConfig(model="softmax", steps=5, sync="ring")
     dataset = load("digits", task=config.task)
@@ -80,8 +117,11 @@ async def test_the_report_has_everything_that_it_has_with_servers() -> None:
     assert [report.latency["push"]["count"] for report in reports] == [5, 5]
 
 
-async def test_a_lost_worker_is_replaced_and_the_newcomer_gets_the_model() -> None:
-    config = TrainConfig(model="softmax", steps=60, sync="ring")
+@pytest.mark.parametrize("codec", [None, "power-sgd:1:shapes=64x10,10"])
+async def test_a_lost_worker_is_replaced_and_the_newcomer_gets_the_model(
+    codec: str | None,
+) -> None:
+    config = TrainConfig(model="softmax", steps=60, sync="ring", compression=codec)
     dataset = load("digits", task=config.task)
     model = config.make_model(dataset)
     ended: dict[str, Any] = {}

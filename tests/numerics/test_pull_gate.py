@@ -94,7 +94,7 @@ def test_what_is_lost_with_a_connection_is_not_measured() -> None:
     arrivals.lost(0)
     arrivals.end((0, 1), 5.0)
     assert not arrivals.count
-    for request, took_s in ((1, 0.5), (2, 0.5), (3, 1e-5)):
+    for request, took_s in ((1, 0.5), (2, 0.5), (3, 1e-5), (4, 0.5), (5, 2.0)):
         assert not arrivals.rate  # one may have lain ready
         arrivals.begin((1, request), 1_000_000, 0.0)
         arrivals.end((1, request), took_s)

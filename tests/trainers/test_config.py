@@ -125,7 +125,8 @@ def test_each_optimizer_can_be_asked_for_by_name(name: str) -> None:
     [
         ({"compression": "zip"}, "train: compression 'zip': no codec"),
         ({"pull_compression": "qsgd"}, "train: pull_compression cannot be qsgd"),
-        ({"compression": "int8", "sync": "ring"}, "not for rings"),
+        ({"pull_compression": "int8", "sync": "ring"}, "in a ring nothing is pulled"),
+        ({"compression": "auto", "sync": "ring"}, "name a codec"),
     ],
 )
 def test_compression_is_checked_before_anything_starts(settings: Any, says: str) -> None:
