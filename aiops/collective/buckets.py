@@ -25,7 +25,7 @@ class Bucket:
     Parameters
     ----------
     arrays
-        In order; at least one.
+        In order.
     """
 
     __slots__ = ("arrays", "count")
@@ -41,7 +41,7 @@ class Bucket:
 
     def fused(self) -> Array:
         """Return a flat copy of all elements."""
-        flat = np.empty(self.count, self.arrays[0].dtype)
+        flat = np.empty(self.count, self.arrays[0].dtype if self.arrays else np.float32)
         for array, part in self._parts(flat):
             part[...] = array
         return flat

@@ -70,6 +70,8 @@ class Call:
         of = ", ".join(map(str, self.shapes))
         many = len(self.shapes) > 1
         words = [f"{self.dtype} {f'arrays of shapes {of}' if many else f'array of shape {of}'}"]
+        if not self.shapes:
+            words = ["no arrays"]
         if self.op:
             words.append(f'op="{self.op}"')
         if self.order != "any":

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -21,7 +21,7 @@ from aiops.collective.schedule import Algorithm
 from aiops.collective.steps import chunk_spans
 from aiops.errors import UsageError
 
-__all__ = ["BUCKET_BYTES", "AlgorithmChoice", "Member", "Order", "Reduction", "check_array"]
+__all__ = ["BUCKET_BYTES", "AlgorithmChoice", "Member", "Order", "Reduction", "check_arrays"]
 
 Reduction: TypeAlias = Literal["sum", "mean", "max", "min"]
 Order: TypeAlias = Literal["any", "rank"]
@@ -172,10 +172,10 @@ class Member(ABC):
         bucket_bytes: int,
     ) -> tuple[list[Bucket], list[_Turn]]:
         """Check an all-reduce, and take its places in the queue at once."""
-        several = [arrays] if isinstance(arrays, np.ndarray) else list(arrays)
-        for array in several:
-            check_array("all_reduce", array)
-        buckets = fuse(several, bucket_bytes)
+        if not _is_whole(bucket_bytes) or bucket_bytes < 1:
+            raise UsageError(f"all_reduce: bucket_bytes is {bucket_bytes!r}; it must be 1 or more")
+        # A list of nothing is a call, too: otherwise the calls of two members would be off by one.
+        buckets = fuse(check_arrays("all_reduce", arrays), bucket_bytes) or [Bucket(())]
         calls = [
             self._reduction("all_reduce", bucket.arrays, op, order, algorithm) for bucket in buckets
         ]
@@ -218,7 +218,7 @@ class Member(ABC):
         chunk
             A new flat array.
         """
-        check_array("reduce_scatter", array)
+        array = check_array("reduce_scatter", array)
         call = self._reduction("reduce_scatter", (array,), op, order, algorithm)
         work = np.array(array, order="C").reshape(-1)
         await self._in_turn(self._reserve(call), work, timeout_s)
@@ -236,7 +236,7 @@ class Member(ABC):
         stacked
             A new array of shape (world_size, *array.shape).
         """
-        check_array("all_gather", array)
+        array = check_array("all_gather", array)
         stacked = np.empty((self.world_size, *array.shape), array.dtype)
         stacked[self.rank] = array
         call = self._call("all_gather", (array,), algorithm, count=stacked.size)
@@ -255,10 +255,10 @@ class Member(ABC):
 
         For the other parameters and errors see `all_reduce`.
         """
-        check_array("broadcast", array)
-        if not 0 <= root < self.world_size:
-            raise UsageError(f"broadcast: root is {root}; ranks are 0 to {self.world_size - 1}")
-        call = self._call("broadcast", (array,), algorithm, root=root)
+        array = check_array("broadcast", array)
+        if not _is_whole(root) or not 0 <= root < self.world_size:
+            raise UsageError(f"broadcast: root is {root!r}; ranks are 0 to {self.world_size - 1}")
+        call = self._call("broadcast", (array,), algorithm, root=int(root))
         bucket = Bucket((array,))
         flat = array.reshape(-1) if bucket.in_place else bucket.fused()
         await self._in_turn(self._reserve(call), flat, timeout_s)
@@ -278,7 +278,7 @@ class Member(ABC):
     def _reduction(
         self, kind: str, arrays: Sequence[Array], op: str, order: str, algorithm: AlgorithmChoice
     ) -> Call:
-        if op not in REDUCTIONS:
+        if op not in tuple(REDUCTIONS):
             raise UsageError(f"{kind}: op is {op!r}; there are: {', '.join(REDUCTIONS)}")
         if order not in get_args(Order):
             raise UsageError(f'{kind}: order is {order!r}; it can be "any" or "rank"')
@@ -298,7 +298,7 @@ class Member(ABC):
         **more: Any,
     ) -> Call:
         count = sum(array.size for array in arrays) if count is None else count
-        dtype = arrays[0].dtype
+        dtype = arrays[0].dtype if arrays else np.dtype(np.float32)
         if algorithm == "auto":
             algorithm = self._choose(kind, count, dtype.itemsize)
         shapes = tuple(array.shape for array in arrays)
@@ -363,14 +363,41 @@ class _Turn:
         self.over.set_result(None)
 
 
-def check_array(kind: str, array: Array) -> None:
-    """Raise `UsageError` for what cannot be moved."""
+def check_arrays(kind: str, arrays: object) -> list[Array]:
+    """Return one array, or the arrays of a list, as `check_array` does."""
+    if isinstance(arrays, np.ndarray):
+        return [check_array(kind, arrays)]
+    if not isinstance(arrays, Iterable) or isinstance(arrays, str | bytes | Mapping):
+        given = type(arrays).__name__
+        raise UsageError(f"{kind}: an array of numpy, or a list of such, is needed, not {given}")
+    return [check_array(kind, array) for array in arrays]
+
+
+def check_array(kind: str, array: object) -> Array:
+    """Return an array that can be moved, without what a subclass adds; `UsageError` otherwise."""
     if not isinstance(array, np.ndarray):
         raise UsageError(f"{kind}: an array of numpy is needed, not {type(array).__name__}")
+    why = ""
     if array.dtype.name not in DTYPES:
-        raise UsageError(
-            f"{kind}: the array is of {array.dtype}; {' and '.join(DTYPES)} can be moved: "
-            "array.astype(np.float32)"
-        )
-    if kind in ("all_reduce", "broadcast") and not array.flags.writeable:
-        raise UsageError(f"{kind}: the array is read-only, and the result goes into it: copy it")
+        why = f"is of {array.dtype}; {' and '.join(DTYPES)} can be moved: array.astype(np.float32)"
+    elif not array.dtype.isnative:
+        why = f"is of {array.dtype.str}, another byte order than here: array.astype(np.float32)"
+    elif isinstance(array, np.ma.MaskedArray):
+        why = "is masked, and masks cannot be moved: array.filled(0.0)"
+    elif kind in ("all_reduce", "broadcast"):
+        if not array.flags.writeable:
+            why = "is read-only, and the result goes into it: copy it"
+        elif not array.flags.c_contiguous and _repeats(array):
+            why = "has elements that lie more than once in memory: copy it"
+    if why:
+        raise UsageError(f"{kind}: the array {why}")
+    return np.asarray(array)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int | np.integer)
+
+
+def _repeats(array: Array) -> bool:
+    """Whether the array was stretched along an axis without a copy."""
+    return any(step == 0 and n > 1 for step, n in zip(array.strides, array.shape, strict=True))

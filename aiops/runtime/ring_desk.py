@@ -90,6 +90,7 @@ class RingDesk:
         self._opening: asyncio.Lock = asyncio.Lock()
         self._seats: dict[str, _Seat] = {}
         self._groups: list[RingGroup] = []  # also those that are over, until they are closed
+        self._finished = False
         self._strangers: dict[Link, list[RingData]] = {}  # connected, and not yet in a group
         postoffice.rings = self
 
@@ -110,14 +111,16 @@ class RingDesk:
         CollectiveAborted
             The members of one host could not connect to each other.
         UsageError
-            Another task of this worker waits to enter the same ring, or `transport` asks for what
-            its members cannot do.
+            This worker has finished, another task of it waits to enter the same ring, or
+            `transport` asks for what its members cannot do.
 
         Notes
         -----
         A call that was cancelled is taken back.
         """
         self._postoffice.check()
+        if self._finished:
+            raise UsageError(f"ring {name}: this worker has finished, and takes part in no ring")
         await self._open()
         seat = self._seats.setdefault(name, _Seat())
         if seat.formed is not None:
@@ -308,6 +311,7 @@ class RingDesk:
 
     def leave(self) -> None:
         """Take part in no ring any more; what this worker has confirmed reaches the others."""
+        self._finished = True
         for group in self._groups:
             group.leave()
 

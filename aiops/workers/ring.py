@@ -14,17 +14,17 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike
 
-from aiops.checks import check_timeout
+from aiops.checks import check_count, check_timeout
 from aiops.collective.buckets import Bucket
 from aiops.collective.call import REDUCTIONS, Array, Call
 from aiops.collective.cost_model import LOOPBACK, Choice, choose
-from aiops.collective.member import AlgorithmChoice, Member, Order, Reduction, check_array
+from aiops.collective.member import AlgorithmChoice, Member, Order, Reduction, check_arrays
 from aiops.collective.plan import Plan, make_plan
 from aiops.collective.schedule import Algorithm, Groups
 from aiops.collective.steps import Schedule, Span, chunk_spans
 from aiops.collective.topology import in_order, ring_order
 from aiops.compression import Codec, codec_from
-from aiops.errors import AiopsError, CollectiveAborted, UsageError
+from aiops.errors import AiopsError, CollectiveAborted, CollectiveMismatch, UsageError
 from aiops.runtime.ring_call import RingWork
 from aiops.runtime.ring_desk import RingDesk
 from aiops.runtime.ring_group import RingGroup
@@ -40,6 +40,9 @@ CALL_TIMEOUT_S: Final = 600.0
 
 PREPARED_MAX: Final = 1024
 """Different calls whose plans are kept: arrays of a model, and some more."""
+
+
+EXPLAINED: Final = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
 
 
 class Ring(Member):
@@ -74,6 +77,7 @@ class Ring(Member):
         self._call_timeout_s = call_timeout_s
         self._scratch = Scratch(desk.memory.arena)
         self._known: dict[Call, _Prepared] = {}
+        self._knows_mismatch = False  # of the members' calls in this generation
         self._hosts = self._by_host()
 
     def __repr__(self) -> str:
@@ -169,6 +173,7 @@ class Ring(Member):
     async def _enter(self, timeout_s: float) -> None:
         self._group = await self._desk.enter(self._name, timeout_s)
         self.rank, self.world_size = self._group.index, self._group.size
+        self._knows_mismatch = False
         self._known.clear()
         self._hosts = self._by_host()
 
@@ -200,8 +205,16 @@ class Ring(Member):
             Elements of the array.
         item_bytes
             Size of an element.
+
+        Raises
+        ------
+        UsageError
+            There is no such kind of call, or a size is negative.
         """
-        return choose(kind, self.world_size, count * item_bytes, LOOPBACK)
+        if kind not in EXPLAINED:
+            raise UsageError(f"explain: kind is {kind!r}; there are: {', '.join(EXPLAINED)}")
+        size = check_count(count, "explain: count") * check_count(item_bytes, "explain: item_bytes")
+        return choose(kind, self.world_size, size, LOOPBACK)
 
     async def leave(self) -> None:
         """Take part in no call any more: the others' call ends without effect, and they `reform`.
@@ -269,9 +282,7 @@ class Ring(Member):
         algorithm: AlgorithmChoice,
     ) -> tuple[CompressedCall, Bucket]:
         """Check a compressed all-reduce, and put it into words."""
-        arrays = [array] if isinstance(array, np.ndarray) else list(array)
-        for one in arrays:
-            check_array("all_reduce", one)
+        arrays = check_arrays("all_reduce", array)
         wrong = [
             (self.transport != "tcp", 'the ring is in shared memory: worker.ring(transport="tcp")'),
             (op not in ("sum", "mean"), f"op is {op!r}; it can be sum or mean"),
@@ -301,9 +312,18 @@ class Ring(Member):
         limit = self._call_timeout_s
         if timeout_s is not None:
             limit = check_timeout(timeout_s, call.kind)
-        if isinstance(group, SharedRingGroup):
-            await group.perform(call, flat, limit)
-            return
+        try:
+            if isinstance(group, SharedRingGroup):
+                await group.perform(call, flat, limit)
+            else:
+                await self._perform_over_tcp(group, call, flat, limit)
+        except CollectiveMismatch:
+            self._knows_mismatch = True
+            raise
+
+    async def _perform_over_tcp(
+        self, group: RingGroup, call: Call, flat: Array, timeout_s: float
+    ) -> None:
         prepared = self._prepared(call)
         work = self._scratch.take(flat)
         divisor = flat.dtype.type(self.world_size) if call.op == "mean" else None
@@ -323,7 +343,7 @@ class Ring(Member):
         what, plan = prepared.description, prepared.plan
         codec = codec_from(call.compression) if isinstance(call, CompressedCall) else None
         work_to_do = RingWork(call.kind, what, plan, flat, work, reduce, commit, codec)
-        begun = group.call(work_to_do, limit)
+        begun = group.call(work_to_do, timeout_s)
         try:
             await begun.future
         except asyncio.CancelledError:
@@ -370,6 +390,10 @@ class Ring(Member):
         """Return the error of a call in a ring that has ended."""
         if not isinstance(error, CollectiveAborted | UsageError):
             return error.with_traceback(None)  # nothing works any more
+        if isinstance(error, CollectiveMismatch) and not self._knows_mismatch:
+            # The others were quicker to differ than this member to come to the same call.
+            self._knows_mismatch = True
+            return CollectiveMismatch(str(error))
         cause = error.cause if isinstance(error, CollectiveAborted) else "mismatch"
         return CollectiveAborted(
             f"{call.kind} of ring {self._name}: the ring has to be formed anew (await "

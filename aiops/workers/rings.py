@@ -28,7 +28,8 @@ class Rings:
         self._postoffice = postoffice
         self._desk: RingDesk | None = None
         self._rings: dict[str, Ring] = {}
-        self._opening = asyncio.Lock()
+        self._opening: dict[str, asyncio.Lock] = {}  # by name: rings do not wait for each other
+        self._finished = False
 
     async def open(
         self,
@@ -44,9 +45,11 @@ class Rings:
         """
         if topology not in TOPOLOGIES:
             raise UsageError(f"ring: topology is {topology!r}; it can be {_either(TOPOLOGIES)}")
-        async with self._opening:
+        if self._finished:
+            raise UsageError(f"ring {name}: this worker has finished, and takes part in no ring")
+        desk = self._open_desk(*door)
+        async with self._opening.setdefault(name, asyncio.Lock()):
             if name not in self._rings:
-                desk = self._open_desk(*door)
                 group = await desk.enter(name, timeout_s)
                 ring = Ring(name, desk, group, timeout_s, call_timeout_s, topology)
                 await ring._arrange()
@@ -56,11 +59,9 @@ class Rings:
     def _open_desk(
         self, bind: str, advertise: str | None, insecure: bool, transport: str
     ) -> RingDesk:
+        if transport not in TRANSPORTS:
+            raise UsageError(f"ring: transport is {transport!r}; it can be {_either(TRANSPORTS)}")
         if self._desk is None:
-            if transport not in TRANSPORTS:
-                raise UsageError(
-                    f"ring: transport is {transport!r}; it can be {_either(TRANSPORTS)}"
-                )
             address = parse_address(bind, "bind")
             public = parse_address(advertise, "advertise") if advertise else None
             if public is None and _loopback(address.host):
@@ -79,10 +80,17 @@ class Rings:
                 insecure=insecure,
                 transport=transport,
             )
+        first = self._desk.memory.transport
+        if transport not in ("auto", first):
+            raise UsageError(
+                f'ring: transport is "{transport}", but that of this worker\'s first ring holds '
+                f'for all of them, and was "{first}"; give it there'
+            )
         return self._desk
 
     def leave(self) -> None:
         """Take part in no call any more."""
+        self._finished = True
         if self._desk is not None:
             self._desk.leave()
 

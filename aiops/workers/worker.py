@@ -271,6 +271,8 @@ class Worker(WorkerIdentity, KeepsState):
             Not all workers have come in time; `missing` names them.
         ConfigError
             The name or an address is wrong, or other machines could not reach this worker.
+        UsageError
+            This worker has finished, or `transport` is none, or not that of its first ring.
         """
         check_name(name, "the ring's name")
         return await self._rings.open(

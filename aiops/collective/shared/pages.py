@@ -8,6 +8,7 @@ told by `links.py`, how it is mapped by `mapping.py`.
 from __future__ import annotations
 
 import mmap
+import operator
 import os
 import weakref
 from bisect import bisect_right
@@ -91,6 +92,19 @@ class _Region:
         self.address, self.segment, self.size = address, segment, segment.size
 
 
+def _checked(shape: object, dtype: DTypeLike) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """Return the type and the sizes of an array to be made; `UsageError` if they cannot be."""
+    what = f"empty: shape is {shape!r}, dtype {dtype}; numbers and sizes from 0 up"
+    given = shape if isinstance(shape, tuple | list) else (shape,)
+    try:
+        kind, sizes = np.dtype(dtype), tuple(map(operator.index, given))
+    except TypeError:
+        raise UsageError(what) from None
+    if kind.hasobject or any(size < 0 for size in sizes):
+        raise UsageError(what)
+    return kind, sizes
+
+
 class Arena:
     """The shared memory of one process: segments, and arrays in them.
 
@@ -137,10 +151,7 @@ class Arena:
         UsageError
             The type holds Python objects, or a length is negative.
         """
-        kind = np.dtype(dtype)
-        sizes = (shape,) if isinstance(shape, int) else tuple(shape)
-        if kind.hasobject or any(size < 0 for size in sizes):
-            raise UsageError(f"empty: shape is {shape}, dtype {kind}; numbers and sizes from 0 up")
+        kind, sizes = _checked(shape, dtype)
         size = prod(sizes) * kind.itemsize
         if size <= SLAB_BYTES // 16:
             raw = self._carve(size)
