@@ -65,13 +65,15 @@ class Board:
     ----------
     words : memoryview of int64
         At ``ARRIVED`` the number of the last call that the member has come to, at ``VOTED`` the
-        last one of which it has its part of the result, at ``ASLEEP`` whether it must be woken.
+        last one of which it has its part of the result, at ``ASLEEP`` whether it must be woken,
+        at ``ENDED`` the first call that it does without, once the group has ended for it; 0 before.
     """
 
     # A cache line each: who looks at one is not disturbed by writes to the other.
     ARRIVED: Final = 0
     VOTED: Final = 8
     ASLEEP: Final = 16
+    ENDED: Final = 24
 
     def __init__(self, memory: NDArray[Any]) -> None:
         assert memory.size >= BOARD_BYTES

@@ -23,31 +23,28 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
-from hashlib import blake2b
 from time import perf_counter
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from aiops.collective.call import REDUCTIONS, Call, difference
+from aiops.collective.call import Call, difference
 from aiops.collective.shared.board import (
     BOARD_BYTES,
     NONE,
     SMALL_BYTES,
-    TEXT_BYTES,
     Board,
     Facts,
     fence,
 )
+from aiops.collective.shared.calls import call_of, combine, contributions, text_of
 from aiops.collective.shared.links import ShareLink
 from aiops.collective.shared.memory import BOARD, GroupMemory
 from aiops.collective.shared.pages import Arena, Location
 from aiops.collective.shared.reading import Reading
-from aiops.collective.steps import Span, chunk_spans
+from aiops.collective.steps import Span
 from aiops.errors import Closed, CollectiveMismatch
 
 __all__ = ["SharedGroup"]
@@ -124,6 +121,7 @@ class SharedGroup:
         self._closed = False
         self._stopped: Callable[[], Exception] | None = None
         self._doubtful: asyncio.Future[None] | None = None
+        self._vote = Board.VOTED  # the word in which the members vote on this call
         self._woken: asyncio.Future[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._arena = arena
@@ -179,7 +177,7 @@ class SharedGroup:
                 await self._perform_small(call, flat, number)
             else:
                 await self._perform_large(call, flat, number)
-            chunk = _spans(call, self.size)[self.index].elements * flat.itemsize
+            chunk = contributions(call, self.size)[self.index].elements * flat.itemsize
             self.reading.count(call, flat.nbytes, chunk, at_once=flat.nbytes <= SMALL_BYTES)
         except Exception as error:
             if self._stopped is None:
@@ -194,12 +192,13 @@ class SharedGroup:
         return self._flags
 
     async def _perform_small(self, call: Call, flat: Array, number: int) -> None:
-        spans = _spans(call, self.size)
+        spans = contributions(call, self.size)
         mine = slice(*(spans[self.index] if call.op == "" else (0, call.count)))
         slot = self._own.small(number, flat.nbytes).view(flat.dtype)
         slot[mine] = flat[mine]
-        self._own.describe(number, _text(call), self._flags, Facts())
+        self._own.describe(number, text_of(call), self._flags, Facts())
         self.voted = number  # whoever has come needs nothing more of this member
+        self._vote = Board.ARRIVED
         self._tell(Board.ARRIVED, number)
         await self._until(partial(self._all, Board.ARRIVED, number), number)
         self._compare(call, number)
@@ -210,13 +209,13 @@ class SharedGroup:
         ]
         if call.op:
             where = slice(*(spans[self.index] if call.kind == "reduce_scatter" else (0, None)))
-            _combine(call, [part[where] for part in parts], flat[where])
+            combine(call, [part[where] for part in parts], flat[where])
             return
         for span, part in zip(spans, parts, strict=True):
             flat[slice(*span)] = part[slice(*span)]
 
     async def _perform_large(self, call: Call, flat: Array, number: int) -> None:
-        spans = _spans(call, self.size)
+        spans = contributions(call, self.size)
         mine, memory = spans[self.index], self._memory
         location = self._arena.locate(flat) if call.op else None
         spare = None
@@ -230,7 +229,7 @@ class SharedGroup:
         segment, offset = location or (0, 0)
         target = NONE if spare is None else memory.number_of(spare)
         facts = Facts(segment, offset, results.number, target)
-        self._own.describe(number, _text(call), self._flags, facts)
+        self._own.describe(number, text_of(call), self._flags, facts)
         self._tell(Board.ARRIVED, number)
         await self._until(partial(self._all, Board.ARRIVED, number), number)
         self._compare(call, number)
@@ -243,6 +242,7 @@ class SharedGroup:
             await self._copy(flat[slice(*mine)], result)
         self._refuse()
         self.voted = number
+        self._vote = Board.VOTED
         self._tell(Board.VOTED, number)
         await self._until(partial(self._all, Board.VOTED, number), number)
         self.done = number
@@ -284,7 +284,7 @@ class SharedGroup:
         for member, text in enumerate(texts):
             if text != texts[0]:
                 first, other = self._names[0], self._names[member]
-                words = difference(first, _call(texts[0]), other, _call(text))
+                words = difference(first, call_of(texts[0]), other, call_of(text))
                 raise CollectiveMismatch(words or f"{first} and {other} gave different lists")
 
     async def _reduce(
@@ -305,7 +305,7 @@ class SharedGroup:
         for begin in range(0, mine.elements, block):
             where = slice(begin, begin + block)
             warm = result[where]
-            _combine(call, [array[where] for array in arrays], warm)
+            combine(call, [array[where] for array in arrays], warm)
             for copy in copies:
                 np.copyto(copy[where], warm)
             since += BLOCK_BYTES * (self.size + len(copies))
@@ -363,9 +363,11 @@ class SharedGroup:
         while not true():
             if perf_counter() >= until:
                 await self._sleep(true, number)
-                return
+                break
             os.sched_yield()
         fence()
+        if self.voted >= number > self.done and self._given_up(number):
+            await self._judged(number)
 
     async def _sleep(self, true: Callable[[], bool], number: int) -> None:
         words = self._own.words
@@ -382,16 +384,28 @@ class SharedGroup:
                 finally:
                     timer.cancel()
                 if self._stopped is not None and self.voted >= number:
-                    await self._judged()
+                    await self._judged(number)
                     return
                 self._refuse()
         finally:
             self._woken = None
             words[Board.ASLEEP] = 0
 
-    async def _judged(self) -> None:
-        self._doubtful = self._loop.create_future()
-        await self._doubtful
+    def _given_up(self, number: int) -> bool:
+        """Whether another member does without this call: then what it says no longer counts.
+
+        A member that was stopped for long may find all votes of a call that the others have given
+        up since, and their arrays in use again. Each gives up before it looks for the last time,
+        and votes before it looks whether others have given up, so one of two always sees the other.
+        """
+        ends = (board.words[Board.ENDED] for i, board in self._boards.items() if i != self.index)
+        return any(0 < end <= number for end in ends)
+
+    async def _judged(self, number: int) -> None:
+        if self.done < number:
+            self._doubtful = self._loop.create_future()
+            await self._doubtful
+            self.done = number
 
     def _wake_up(self) -> None:
         if self._woken is not None and not self._woken.done():
@@ -421,6 +435,13 @@ class SharedGroup:
         """End the group: what has no vote of this member fails, what has waits for `verdict`."""
         if self._stopped is None:
             self._stopped = error
+            words = self._own.words
+            words[Board.ENDED] = self.done + 1
+            fence()
+            complete = self.in_doubt and self._all(self._vote, self.voted)
+            if complete and not self._given_up(self.voted):
+                self.done = self.voted
+                words[Board.ENDED] = self.done + 1
             self._wake_up()
 
     def verdict(self, done: int, error: Callable[[], Exception]) -> None:
@@ -460,37 +481,3 @@ _NOWHERE: Final = Board(np.zeros(BOARD_BYTES, np.uint8))
 
 def _closed_error() -> Exception:
     return Closed("the ring is closed")
-
-
-def _spans(call: Call, size: int) -> Sequence[Span]:
-    """Return which elements each member contributes to the result."""
-    if call.kind == "broadcast":
-        return [Span(0, call.count if member == call.root else 0) for member in range(size)]
-    return chunk_spans(call.count, size)
-
-
-def _combine(call: Call, parts: Sequence[Array], result: Array) -> None:
-    """Fold parts from the left, and divide once for a mean."""
-    operation = REDUCTIONS[call.op]
-    with np.errstate(all="ignore"):  # infinity less infinity is NaN, and travels on
-        if len(parts) == 1:
-            np.copyto(result, parts[0])
-        else:
-            operation(parts[0], parts[1], out=result)
-        for part in parts[2:]:
-            operation(result, part, out=result)
-        if call.op == "mean":
-            np.divide(result, result.dtype.type(len(parts)), out=result)
-
-
-def _text(call: Call) -> bytes:
-    """Write a call so that equal calls are equal bytes; of very long ones shapes are a digest."""
-    text = msgspec.json.encode(call)
-    if len(text) <= TEXT_BYTES:
-        return text
-    digest = int.from_bytes(blake2b(text, digest_size=7).digest(), "little")
-    return msgspec.json.encode(replace(call, shapes=((call.count,), (digest,))))
-
-
-def _call(text: bytes) -> Call:
-    return msgspec.json.decode(text, type=Call)

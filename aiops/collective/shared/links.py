@@ -30,7 +30,7 @@ from aiops.errors import ConnectionLost, DialFailed, JoinTimeout
 
 __all__ = ["Doorbell", "ShareLink", "host_identity", "supported"]
 
-LAYOUT_VERSION: Final = 2
+LAYOUT_VERSION: Final = 3
 """Of boards and of what goes through links: it grows with every change to them."""
 
 _HELLO: Final = struct.Struct("<I32s")  # index of the sender, digest of what the group is

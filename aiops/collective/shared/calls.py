@@ -1,0 +1,55 @@
+"""What a call is to members of a shared group: how it is written, whose part is what, the sums."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from aiops.collective.call import REDUCTIONS, Call
+from aiops.collective.shared.board import TEXT_BYTES
+from aiops.collective.steps import Span, chunk_spans
+
+__all__ = ["call_of", "combine", "contributions", "text_of"]
+
+Array = NDArray[Any]
+
+
+def contributions(call: Call, size: int) -> Sequence[Span]:
+    """Return which elements each member contributes to the result."""
+    if call.kind == "broadcast":
+        return [Span(0, call.count if member == call.root else 0) for member in range(size)]
+    return chunk_spans(call.count, size)
+
+
+def combine(call: Call, parts: Sequence[Array], result: Array) -> None:
+    """Fold parts from the left, and divide once for a mean."""
+    operation = REDUCTIONS[call.op]
+    with np.errstate(all="ignore"):  # infinity less infinity is NaN, and travels on
+        if len(parts) == 1:
+            np.copyto(result, parts[0])
+        else:
+            operation(parts[0], parts[1], out=result)
+        for part in parts[2:]:
+            operation(result, part, out=result)
+        if call.op == "mean":
+            np.divide(result, result.dtype.type(len(parts)), out=result)
+
+
+def text_of(call: Call) -> bytes:
+    """Write a call so that equal calls are equal bytes; of very long ones shapes are a digest."""
+    text = msgspec.json.encode(call)
+    if len(text) <= TEXT_BYTES:
+        return text
+    digest = int.from_bytes(blake2b(text, digest_size=7).digest(), "little")
+    return msgspec.json.encode(replace(call, shapes=((call.count,), (digest,))))
+
+
+def call_of(text: bytes) -> Call:
+    """Read what `text_of` has written."""
+    return msgspec.json.decode(text, type=Call)
