@@ -20,7 +20,7 @@ import numpy as np
 
 import aiops
 from aiops.collective.shared import SharedGroup
-from aiops.errors import CollectiveAborted
+from aiops.errors import AiopsError, CollectiveAborted
 from aiops.runtime.ring_group import RingGroup
 
 SMALL, LARGE = 1000, 1_300_000
@@ -128,4 +128,7 @@ async def run(scheduler: str, name: str, transport: str, phase: str, number: int
 
 def main(scheduler: str, name: str, transport: str, phase: str, number: str) -> None:
     """Be a member; `phase` says where the signal of this number strikes, "" for nowhere."""
-    aiops.run(run(scheduler, name, transport, phase, int(number)))
+    try:
+        aiops.run(run(scheduler, name, transport, phase, int(number)))
+    except AiopsError as error:
+        say("error", kind=type(error).__name__, text=str(error))
