@@ -101,11 +101,11 @@ kill-matrix: $(VENV)/.dev  ## kill, stop and end each kind of process; what the 
 local-sgd: $(VENV)/.dev  ## local steps beside training in every step, five seeds each
 	$(BIN)/python -m pytest tests/trainers/test_local_training.py --local-sgd -q -s
 
-ring-matrix: $(VENV)/.dev  ## a fault at each step of rings of two to eight members, in simulation
-	$(BIN)/python -m pytest tests/simulation/test_ring_matrix.py --ring-matrix -q -o faulthandler_timeout=0
+ring-matrix: $(VENV)/.dev  ## a fault at each step of rings of two to eight members, in simulation and in shared memory
+	$(BIN)/python -m pytest tests/simulation/test_ring_matrix.py tests/collective/test_shared_steps.py --ring-matrix -q -o faulthandler_timeout=0
 
-ring-kills: $(VENV)/.dev  ## two hundred times SIGKILL for one of four members of a ring of processes
-	$(BIN)/python -m pytest tests/integration/test_ring_kills.py --ring-kills -q -s -o faulthandler_timeout=0
+ring-kills: $(VENV)/.dev  ## two hundred times SIGKILL for one of four members of a ring of processes; SIGSTOP in each phase
+	$(BIN)/python -m pytest tests/integration/test_ring_kills.py tests/integration/test_ring_stops.py --ring-kills -q -s -o faulthandler_timeout=0
 
 codec-sweep: $(VENV)/.dev  ## every codec on the digits against dense, over five seeds
 	$(BIN)/python -m pytest tests/numerics/test_codec_digits.py --codec-sweep -q -o faulthandler_timeout=0
