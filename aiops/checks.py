@@ -15,10 +15,13 @@ __all__ = [
     "check_ack",
     "check_array",
     "check_count",
+    "check_flag",
     "check_name",
     "check_out",
     "check_timeout",
     "check_weight",
+    "is_number",
+    "positive",
 ]
 
 _NAME_CHARS: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:-")
@@ -63,21 +66,35 @@ def check_count(value: object, what: str) -> int:
     return int(value)
 
 
-def _is_number(value: object) -> TypeGuard[float]:
+def is_number(value: object) -> TypeGuard[float]:
     """Whether this is one of Python's or numpy's real numbers; a bool is not meant as one."""
     return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
 
 
 def check_timeout(value: object, what: str) -> float:
     """Return seconds above 0, infinity included; `UsageError` otherwise."""
-    if not _is_number(value) or not value > 0:
+    if not is_number(value) or not value > 0:
         raise UsageError(f"{what}: timeout_s is {value!r}; it must be a number above 0")
     return min(float(value), TIMEOUT_S_MAX)
 
 
+def positive(value: object, what: str) -> float:
+    """Return a setting in seconds, above 0, infinity included; `ConfigError` otherwise."""
+    if not is_number(value) or not value > 0:
+        raise ConfigError(f"{what} is {value!r}; it must be a number above 0")
+    return min(float(value), TIMEOUT_S_MAX)
+
+
+def check_flag(value: object, what: str) -> bool:
+    """Return a setting that is on or off; `ConfigError` for all else, such as the word "no"."""
+    if not isinstance(value, bool | np.bool_):
+        raise ConfigError(f"{what} is {value!r}; it must be True or False")
+    return bool(value)
+
+
 def check_weight(value: object, what: str) -> float:
     """Return the weight of a contribution; `UsageError` if it can be none."""
-    weight = float(value) if _is_number(value) else 0.0
+    weight = float(value) if is_number(value) else 0.0
     if not 1 / WEIGHT_MAX <= weight <= WEIGHT_MAX:
         raise UsageError(
             f"{what} is {value!r}; it must be a number above 0, at most {WEIGHT_MAX:.0e} (who has "

@@ -29,7 +29,7 @@ passed deadline also a `TimeoutError`, so that code without knowledge of aiops c
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from aiops_protocol.errors import ErrorCode
 
@@ -66,7 +66,11 @@ __all__ = [
 
 
 class AiopsError(Exception):
-    """Base of all errors of aiops."""
+    """Base of all errors of aiops. They travel between processes (`pickle`) with all they say."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exception's own way calls the class with the message alone, and most want more than that.
+        return _again, (type(self), self.args), self.__dict__
 
 
 class UsageError(AiopsError, ValueError):
@@ -232,6 +236,13 @@ class TrainingDiverged(AiopsError):
 
 class Closed(AiopsError):
     """Used after it was closed, or after the job had ended."""
+
+
+def _again(kind: type[AiopsError], args: tuple[Any, ...]) -> AiopsError:
+    """Make an error anew in another process; its attributes are set afterwards."""
+    error = kind.__new__(kind)
+    error.args = args
+    return error
 
 
 _REJECTIONS: Final[dict[ErrorCode, type[RequestRejected]]] = {

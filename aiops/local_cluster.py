@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any, Final, TypeVar
 
+import numpy as np
+
 from aiops.errors import ConfigError
 from aiops.runtime.scheduler_node import Scheduler
 from aiops.runtime.server_node import Server
@@ -126,8 +128,12 @@ class LocalCluster:
         ConfigError
             `workers` is below 1.
         """
-        if workers < 1:
-            raise ConfigError(f"run: workers is {workers}; at least 1")
+        count: object = workers
+        if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 1:
+            raise ConfigError(f"run: workers is {workers!r}; at least 1")
+        workers = int(count)
+        if not callable(train):
+            raise ConfigError(f"run: train is {train!r}; pass a function of one worker")
         self.scheduler.expect_workers(workers)
         errors: list[BaseException] = []
 

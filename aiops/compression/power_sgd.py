@@ -50,6 +50,14 @@ class PowerSGD(Codec):
         """Check the settings."""
         rank = whole("PowerSGD", "rank", self.rank, at_least=1, at_most=RANK_MAX)
         object.__setattr__(self, "rank", rank)
+        given: object = self.shapes
+        if not isinstance(given, tuple | list) or not all(
+            isinstance(shape, tuple | list) for shape in given
+        ):
+            raise ConfigError(
+                f"PowerSGD: shapes is {self.shapes!r}; pass one shape for each tensor, such as "
+                "((64, 10), (10,))"
+            )
         shapes = tuple(
             tuple(whole("PowerSGD", "shapes", size, at_least=1) for size in shape)
             for shape in self.shapes

@@ -47,7 +47,10 @@ def number(
     rule = _number_rule(above, at_least, below, at_most)
     if isinstance(value, bool) or not isinstance(value, Real):
         raise ConfigError(f"{owner}: {name} is {value!r}; it must be {rule}")
-    plain = float(value)
+    try:
+        plain = float(value)
+    except OverflowError:  # a whole number of more than 308 digits
+        plain = math.inf
     # Arithmetic is in float32, where 1e-60 is 0 and 0.99999999 is 1: those are what count.
     if not math.isfinite(plain) or abs(plain) > FLOAT32_MAX:
         raise ConfigError(f"{owner}: {name} is {value!r}; it must be {rule} that fits float32")

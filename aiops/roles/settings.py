@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
+from aiops.checks import check_flag, is_number, positive
 from aiops.errors import ConfigError
 from aiops_protocol.limits import SERVERS_MAX, WORKERS_MAX
 
@@ -43,24 +46,37 @@ class SchedulerSettings:
     trace: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.servers <= SERVERS_MAX:
-            raise ConfigError(f"servers is {self.servers}; it must be from 0 to {SERVERS_MAX}")
-        if not 0 <= self.workers <= WORKERS_MAX:
-            raise ConfigError(f"workers is {self.workers}; it must be from 0 to {WORKERS_MAX}")
+        for name, least, most in (
+            ("servers", 0, SERVERS_MAX),
+            ("workers", 0, WORKERS_MAX),
+            ("min_workers", 0, WORKERS_MAX),
+        ):
+            self._take(name, _whole(name, getattr(self, name), least, most))
         if self.on_worker_loss not in ("fail", "continue"):
             raise ConfigError(
                 f'on_worker_loss is {self.on_worker_loss!r}; it must be "fail" or "continue"'
             )
-        if self.min_workers < 0:
-            raise ConfigError(f"min_workers is {self.min_workers}; it must be 0 or more")
         if self.workers and self.min_workers > self.workers:
             raise ConfigError(
                 f"min_workers is {self.min_workers}, more than the {self.workers} workers expected"
             )
         for name in ("heartbeat_s", "report_period_s"):
-            if not 0.002 <= getattr(self, name) <= 3600:
-                raise ConfigError(
-                    f"{name} is {getattr(self, name)}; it must be from 0.002 to 3600 seconds"
-                )
-        if self.join_timeout_s is not None and not self.join_timeout_s > 0:
-            raise ConfigError(f"join_timeout_s is {self.join_timeout_s}; it must be above 0")
+            seconds = getattr(self, name)
+            if not is_number(seconds) or not 0.002 <= seconds <= 3600:
+                raise ConfigError(f"{name} is {seconds!r}; it must be from 0.002 to 3600 seconds")
+            self._take(name, float(seconds))
+        if self.join_timeout_s is not None:
+            self._take("join_timeout_s", positive(self.join_timeout_s, "join_timeout_s"))
+        for name in ("end_when_idle", "trace"):
+            self._take(name, check_flag(getattr(self, name), name))
+
+    def _take(self, name: str, value: object) -> None:
+        """Keep a setting as a plain Python value, which can travel."""
+        object.__setattr__(self, name, value)
+
+
+def _whole(name: str, value: object, least: int, most: int) -> int:
+    plain = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not plain or not least <= value <= most:  # type: ignore[operator]  # it is an integer
+        raise ConfigError(f"{name} is {value!r}; it must be from {least} to {most}")
+    return int(value)  # type: ignore[call-overload,no-any-return]

@@ -13,8 +13,11 @@ __all__ = ["check_exposure", "is_wildcard", "parse_address", "scheduler_address"
 
 def parse_address(text: str, what: str) -> Address:
     """Read `host:port` or `[ipv6]:port`; `what` names the setting in the error."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isdecimal() or int(port) > 65535:
+    given: object = text
+    host, colon, port = text.rpartition(":") if isinstance(given, str) else ("", "", "")
+    url = "://" in host or any(sign.isspace() or sign == "/" for sign in host)
+    digits = port.isascii() and port.isdecimal()
+    if not colon or url or not digits or int(port) > 65535:
         raise ConfigError(f"{what} is {text!r}; write host:port, for example 127.0.0.1:9070")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]

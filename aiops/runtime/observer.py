@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from aiops.checks import check_timeout
 from aiops.errors import AiopsError, ConnectionLost, RequestTimeout
 from aiops.runtime.addresses import scheduler_address
 from aiops.runtime.dialling import LinkPlan, open_link
@@ -67,10 +68,13 @@ async def fetch_status(
 
     Raises
     ------
+    ConfigError, UsageError
+        The address or the time is none.
     DialFailed, PeerMisbehaved, RequestTimeout
         Nobody answers there, or not a scheduler.
     """
     address = scheduler_address(scheduler)
+    timeout_s = check_timeout(timeout_s, "status")
     plan = LinkPlan(address, "the scheduler", Role.OBSERVER, Role.SCHEDULER, Purpose.CONTROL)
     asker = _Asker()
     link = await open_link(van or TcpVan(), plan, asker, timeout_s=timeout_s)

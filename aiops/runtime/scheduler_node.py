@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from aiops.errors import AiopsError, PeerMisbehaved
+from aiops.errors import AiopsError, ConfigError, PeerMisbehaved
 from aiops.observability import chrome_trace, get_logger
 from aiops.roles.actions import Action, Drop, Ended, Note, RoundClosed, Send, Tell
 from aiops.roles.connections import SEVERED_PERIODS
@@ -136,7 +136,11 @@ class Scheduler:
         """Where other nodes reach this scheduler, `host:port`."""
         if self._advertise is not None and self._advertise.port:
             return str(self._advertise)
-        assert self._listener is not None, "not started"
+        if self._listener is None:
+            raise ConfigError(
+                "the scheduler has no address: it is not started yet, or closed already; use "
+                "`async with Scheduler(...)`"
+            )
         host = self._advertise.host if self._advertise is not None else self._listener.address.host
         return str(Address(host, self._listener.address.port))
 
@@ -147,7 +151,8 @@ class Scheduler:
 
     @property
     def _running(self) -> SchedulerCore:
-        assert self._core is not None, "not started"
+        if self._core is None:
+            raise ConfigError("the scheduler is not started: use `async with Scheduler(...)`")
         return self._core
 
     async def __aenter__(self) -> Scheduler:
@@ -376,7 +381,8 @@ class Scheduler:
 
     async def wait_ended(self) -> Ended:
         """Wait for the end of the job and return how it ended (`ok`, `reason`)."""
-        assert self._ended is not None, "not started"
+        if self._ended is None:
+            raise ConfigError("the scheduler is not started: use `async with Scheduler(...)`")
         return await asyncio.shield(self._ended)
 
     async def stop(self, reason: str) -> None:

@@ -9,7 +9,15 @@ import socket
 import time
 from typing import Final
 
-from aiops.errors import AiopsError, ConnectionLost, NodeFailed, PeerMisbehaved, rejection
+from aiops.checks import check_count, check_name, positive
+from aiops.errors import (
+    AiopsError,
+    ConfigError,
+    ConnectionLost,
+    NodeFailed,
+    PeerMisbehaved,
+    rejection,
+)
 from aiops.observability import get_logger
 from aiops.roles.actions import Action, Drop, Ended, Note, RoundClosed, Send, Tell
 from aiops.roles.server import ServerCore
@@ -62,7 +70,6 @@ class Server:
         How long to try to reach the scheduler.
     memory_limit_bytes
         What all shards together may need; by default 80 % of the machine's memory.
-
     heartbeat_thread
         Send heartbeats from a thread of their own, so that a busy event loop is not taken for a
         dead server; `False` where the scheduler shares the event loop anyway.
@@ -90,15 +97,16 @@ class Server:
         van: Van | None = None,
     ) -> None:
         self._scheduler = scheduler_address(scheduler)
-        self._wanted_name = name or ""
+        self._wanted_name = check_name(name, "the server's name") if name else ""
         self._bind = parse_address(bind, "bind")
         self._advertise = parse_address(advertise, "advertise") if advertise else None
         if sock is None:
             check_exposure(self._bind, insecure, "the server at")
         self._sock = sock
-        self._connect_timeout_s = connect_timeout_s
+        self._connect_timeout_s = positive(connect_timeout_s, "connect_timeout_s")
+        limit_bytes = check_count(memory_limit_bytes or 0, "memory_limit_bytes")
         self._van: Van = van or TcpVan()
-        self._core = ServerCore(memory_limit_bytes or int(MEMORY_SHARE * _machine_memory_bytes()))
+        self._core = ServerCore(limit_bytes or int(MEMORY_SHARE * _machine_memory_bytes()))
         self._listener: Listener | None = None
         self._links: dict[int, Link] = {}
         self._segments = SegmentPool()
@@ -136,11 +144,13 @@ class Server:
 
     @property
     def _known(self) -> Joined:
-        assert self._joined is not None, "not started"
+        if self._joined is None:
+            raise ConfigError("the server is not started: use `async with Server(...)`")
         return self._joined
 
     def _public_address(self) -> Address:
-        assert self._listener is not None, "not started"
+        if self._listener is None:
+            raise ConfigError("the server is not started: use `async with Server(...)`")
         bound = self._listener.address
         if self._advertise is not None:
             return Address(self._advertise.host, self._advertise.port or bound.port)

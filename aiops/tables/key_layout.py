@@ -123,6 +123,8 @@ class KeyLayout:
 
 def _checked(keys: Any, what: str) -> Keys:
     """Return keys as uint64; `UsageError` if they are anything else."""
+    if isinstance(keys, np.ma.MaskedArray):
+        raise UsageError(f"{what}: masked arrays do not travel; pass keys.compressed()")
     try:
         numbers = np.asarray(keys)
     except ValueError:

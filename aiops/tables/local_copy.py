@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from aiops.checks import check_array
+from aiops.checks import check_array, is_number
 from aiops.errors import ConfigError, UsageError
 from aiops.optim import SGD, Optimizer
 from aiops.optim.clipping import refuse_row_limit
@@ -49,6 +49,7 @@ class LocalCopy:
         self._table = table
         self._values: Float32Array | None = None
         self._lent = False  # somebody has a view of `_values`
+        self._applied = 0  # steps that are in no delta yet
         self._pulled: Float32Array | None = None  # as it came, when `apply` has changed a copy
         self._refreshed_at = 0.0
         self._optimizer: Optimizer = SGD(lr=0.01)
@@ -115,7 +116,7 @@ class LocalCopy:
             self._lent = False
         else:
             np.copyto(self._values, values)
-        self._pulled = None
+        self._pulled, self._applied = None, 0
         self._refreshes += 1
         self.version = version
         self._refreshed_at = time.monotonic()
@@ -133,8 +134,8 @@ class LocalCopy:
         ConfigError
             A period below 2 ms.
         """
-        if not period_s >= PERIOD_S_MIN:
-            raise ConfigError(f"pull_every: period_s is {period_s}; at least {PERIOD_S_MIN} s")
+        if not is_number(period_s) or not period_s >= PERIOD_S_MIN:
+            raise ConfigError(f"pull_every: period_s is {period_s!r}; at least {PERIOD_S_MIN} s")
         self.stop()
         self._puller = asyncio.get_running_loop().create_task(self._pull_for_ever(period_s))
         self._puller.add_done_callback(_retrieve)
@@ -191,6 +192,7 @@ class LocalCopy:
         if not self._state:
             self._state = {slot: np.zeros(flat.size, np.float32) for slot in self._optimizer.slots}
         self._steps += 1
+        self._applied += 1
         scratch = np.empty(flat.size, np.float32)
         with np.errstate(all="ignore"):
             self._optimizer.at(self._steps - 1).update(
@@ -206,19 +208,35 @@ class LocalCopy:
         Raises
         ------
         UsageError
-            Nothing was applied; else as for `Table.push`.
+            Nothing was applied, or as for `Table.push`: the delta is still here.
+        RequestTimeout, NodeFailed, RequestRejected, RemoteError
+            As for `Table.push`. The delta may have taken effect, so it is not part of the next
+            one; pull to see.
+
+        Notes
+        -----
+        Each step is in one delta and no other, also when this is called again before it has
+        returned. When it is cancelled, the push happens whole, and the next `tick` or `flush`
+        waits for it.
         """
         values = self._need()
-        if self._pulled is None:
-            raise UsageError(f"push_delta of table {self._table.name}: nothing was applied")
-        refreshes, snapshot = self._refreshes, values.copy()
-        result = await self._table.push(np.asarray(snapshot - self._pulled))
-        if self._refreshes == refreshes:
-            # What was applied while the push was on its way is the next delta's.
-            self._pulled = snapshot
-        return result
+        what = f"push_delta of table {self._table.name}"
+        pulled = self._pulled
+        if pulled is None or self._applied == 0:
+            raise UsageError(f"{what}: nothing was applied")
+        self._table.core.writes.check_open("push_delta")
+        delta = np.asarray(values - pulled)
+        check_array(delta, self._table.shape, what, allow_nonfinite=self._table.allow_nonfinite)
+        # On its way: what is applied from now on is the next delta's.
+        self._pulled, self._applied = values.copy(), 0
+        pushing = asyncio.ensure_future(self._table.push(delta))
+        try:
+            return await asyncio.shield(pushing)
+        except asyncio.CancelledError:
+            pushing.add_done_callback(_retrieve)
+            raise
 
 
-def _retrieve(task: asyncio.Task[None]) -> None:
+def _retrieve(task: asyncio.Task[Any]) -> None:
     if not task.cancelled():
         task.exception()

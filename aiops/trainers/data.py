@@ -114,11 +114,22 @@ def load(
         The source is unknown or cannot be read as asked; names file and line where there is one.
     """
     seed = whole("load", "seed", seed)
+    _check_task("load", task)
+    given: object = source
+    if not isinstance(given, str | os.PathLike):
+        raise DataError(f"load: source is {source!r}; give 'digits' or the path of a file")
+    wanted: object = target
+    if not isinstance(wanted, str | int | np.integer | None) or isinstance(wanted, bool):
+        raise DataError(
+            f"load: target is {target!r}; give the name of a column or array, or a number"
+        )
     if os.fspath(source) == "digits":
         if target is not None:
             raise DataError(f"digits: no target {target!r} to choose; leave the target out")
         return _digits(task)
     path = Path(source)
+    if "\0" in str(path):
+        raise DataError(f"load: source is {os.fspath(source)!r}, which cannot be a path")
     suffix = path.suffix.lower()
     if suffix not in (*_READERS, ".npz"):
         raise DataError(
@@ -162,6 +173,7 @@ def from_arrays(
     DataError
         The arrays are no numbers, do not fit together or cannot be trained on.
     """
+    _check_task("data", task)
     return _split(name, array_rows(name, features, target), whole("data", "seed", seed), task)
 
 
@@ -169,6 +181,11 @@ _READERS: Final[Mapping[str, Callable[[Path, str | int | None], Rows]]] = {
     ".csv": read_csv,
     ".libsvm": read_libsvm,
 }
+
+
+def _check_task(owner: str, task: object) -> None:
+    if task not in ("classification", "regression"):
+        raise DataError(f'{owner}: task is {task!r}; it must be "classification" or "regression"')
 
 
 Part = tuple[Float64Array, NDArray[Any]]  # features and target of the train or the test rows

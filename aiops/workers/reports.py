@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from aiops.checks import is_number
 from aiops.errors import UsageError
 from aiops.observability import LatencyHistogram, SpanBuffer
 from aiops.runtime.postoffice import Postoffice
@@ -61,6 +62,8 @@ class Reports:
                     f"publish_metrics: {name!r}: at most {REPORT_NAMES_MAX} names of at most "
                     f"{KEY_CHARS_MAX} characters"
                 )
+            if not is_number(value):
+                raise UsageError(f"publish_metrics: {name} is {value!r}; it must be a number")
             self._metrics[name] = float(value)
 
     @contextmanager

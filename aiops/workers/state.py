@@ -44,7 +44,14 @@ class WorkerState:
     def take(self, state: Mapping[str, NDArray[Any]], tables: list[AnyTable]) -> None:
         """Give a state to open tables, and keep the rest for those that are opened later."""
         pending: dict[str, dict[str, NDArray[Any]]] = {}
+        if not isinstance(state, Mapping):  # numpy.load's is one
+            raise ConfigError(
+                f"load_state_dict: pass names and arrays, as state_dict and numpy.load return "
+                f"them, not {type(state).__name__}"
+            )
         for key, array in state.items():
+            if not isinstance(key, str):
+                raise ConfigError(f"load_state_dict: {key!r} is no name of a worker's state")
             table, slash, name = key.removeprefix(_COMPRESSION).partition("/")
             if not key.startswith(_COMPRESSION) or not slash:
                 raise ConfigError(f"load_state_dict: {key!r} is no name of a worker's state")

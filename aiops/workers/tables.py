@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 import numpy as np
 
-from aiops.checks import check_array, check_count
+from aiops.checks import check_array, check_count, check_flag
 from aiops.compression import Codec
 from aiops.compression.auto import AutoCompressor
 from aiops.consistency import Consistency
@@ -204,6 +204,7 @@ def table_spec(
 ) -> tuple[TableSpec, Float32Array | None]:
     """Check a table's settings; return what travels and the initial values, if given as such."""
     what = f"table {name}"
+    allow_nonfinite = check_flag(allow_nonfinite, f"{what}: allow_nonfinite")
     given: object = shape
     sizes = given if isinstance(given, tuple | list) else (given,)
     dims = tuple(check_count(size, f"{what}: shape {given!r}: a size") for size in sizes)
@@ -227,12 +228,10 @@ def table_spec(
         optimizer_settings=dict(optimizer.settings()),
         consistency=consistency.mode,
         consistency_settings=consistency.settings(),
-        allow_nonfinite=bool(allow_nonfinite),
-        compression=compression_spelling(
-            compression, dims, what, allow_nonfinite=bool(allow_nonfinite)
-        ),
+        allow_nonfinite=allow_nonfinite,
+        compression=compression_spelling(compression, dims, what, allow_nonfinite=allow_nonfinite),
         pull_compression=compression_spelling(
-            pull_compression, dims, what, allow_nonfinite=bool(allow_nonfinite), pulls=True
+            pull_compression, dims, what, allow_nonfinite=allow_nonfinite, pulls=True
         ),
     )
     return _travelling(spec, what), values
@@ -251,6 +250,7 @@ def sparse_table_spec(
 ) -> TableSpec:
     """Check the settings of a sparse table; return what travels."""
     what = f"sparse table {name}"
+    allow_nonfinite = check_flag(allow_nonfinite, f"{what}: allow_nonfinite")
     columns = check_count(width, f"{what}: width")
     if not 1 <= columns <= ROW_WIDTH_MAX:
         raise UsageError(f"{what}: width is {columns}; a row has 1 to {ROW_WIDTH_MAX} values")
@@ -272,7 +272,7 @@ def sparse_table_spec(
         optimizer_settings=dict(optimizer.settings()),
         consistency=consistency.mode,
         consistency_settings=consistency.settings(),
-        allow_nonfinite=bool(allow_nonfinite),
+        allow_nonfinite=allow_nonfinite,
         layout=layout,
         compression=row_spelling(compression, what, nonfinite=bool(allow_nonfinite), pulls=False),
         pull_compression=row_spelling(

@@ -98,6 +98,12 @@ def import_module(name: str) -> None:
     click.UsageError
         It cannot be imported.
     """
+    parts = name.split(".")
+    if not all(part.isidentifier() for part in parts):
+        raise click.UsageError(
+            f"cannot import {name!r}: give the name of a module as in an import statement, "
+            "such as my_module or package.module"
+        )
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # an installed script does not look where the user stands
     try:

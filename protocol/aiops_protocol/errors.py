@@ -19,7 +19,7 @@ answers (not owned, fenced, ...). What the roles make of them is not this file's
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import ClassVar
+from typing import Any, ClassVar
 
 __all__ = [
     "BadMagic",
@@ -152,3 +152,7 @@ class HandshakeRefused(RemoteProtocolError):
     def __init__(self, message: str, reason: ErrorCode) -> None:
         super().__init__(message)
         self.reason = reason
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Keep the reason on the way to another process."""
+        return type(self), (self.message, self.reason)

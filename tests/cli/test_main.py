@@ -61,6 +61,8 @@ def test_every_command_can_log_for_machines_and_show_tracebacks(name: str) -> No
         (["server", "--scheduler", "nowhere"], "write host:port"),
         (["server", "--scheduler", "127.0.0.1:1", "--index", "0"], "give --cluster too"),
         (["server", "--scheduler", "127.0.0.1:1", "--import", "no_such_module"], "cannot import"),
+        (["server", "--scheduler", "127.0.0.1:1", "--import", "../x.py"], "the name of a module"),
+        (["status", "--scheduler", "127.0.0.1:1", "--timeout-s", "nan"], "a number above 0"),
         (["server", "--cluster", "no-such.toml"], "cannot read the cluster file no-such.toml"),
         (["scheduler", "--bind", "0.0.0.0:0"], "--insecure"),
         (["scheduler", "--bind", "9070"], "write host:port"),

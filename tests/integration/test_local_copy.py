@@ -196,3 +196,32 @@ async def test_the_end_of_the_background_puller_is_not_silent() -> None:
                 need()
         with pytest.raises(NodeFailed):
             await reader.close()
+
+
+async def test_a_step_is_in_one_delta_whatever_becomes_of_the_call() -> None:
+    """Two calls at once, a call without a step since, and a call that is cancelled."""
+    async with local_job() as cluster, cluster.connect() as worker:
+        table = await table_of(worker, ASP())
+        await table.pull()
+        table.local.use(SGD(lr=1.0))
+        table.local.apply(ones())
+        pushing = asyncio.ensure_future(table.local.push_delta())
+        await turns(1)
+        with pytest.raises(UsageError, match="nothing was applied"):
+            await table.local.push_delta()
+        await pushing
+        with pytest.raises(UsageError, match="nothing was applied"):
+            await table.local.push_delta()
+
+        table.local.apply(ones())
+        pause(cluster.servers[0])
+        pushing = asyncio.ensure_future(table.local.push_delta())
+        await turns(3)
+        pushing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await pushing
+        table.local.apply(ones())
+        go_on(cluster.servers[0])
+        await table.local.push_delta()
+        await worker.tick()
+        assert (await table.pull() == -3).all()

@@ -193,5 +193,16 @@ def test_what_else_is_refused() -> None:
         load("digits", seed=-1)
     with pytest.raises(ConfigError, match="seed"):
         from_arrays(points(), np.zeros(50), seed=-1)
+    for task in ("", "classify", None):
+        with pytest.raises(DataError, match='"classification" or "regression"'):
+            load("digits", task=task)  # type: ignore[arg-type]
+        with pytest.raises(DataError, match='"classification" or "regression"'):
+            from_arrays(points(), np.zeros(50), task=task)  # type: ignore[arg-type]
+    for target in (1.5, True, [1], b"y"):
+        with pytest.raises(DataError, match="target is"):
+            load("points.csv", target=target)  # type: ignore[arg-type]
+    for source in (5, None, b"digits", "a\0b.csv"):
+        with pytest.raises(DataError, match="source is"):
+            load(source)  # type: ignore[arg-type]
     assert not hasattr(from_arrays(points(), np.arange(50) % 2), "__dict__")
     assert Dataset.__dataclass_params__.frozen  # type: ignore[attr-defined]
