@@ -27,6 +27,7 @@ from aiops_protocol.payload import Float32Array
 __all__ = [
     "CODECS",
     "PIECE_ELEMENTS",
+    "Blockwise",
     "Codec",
     "Feedback",
     "State",
@@ -169,6 +170,27 @@ def keep_block(codec: Codec, *, at_least: int = 16) -> None:
     if block & (block - 1):
         raise ConfigError(f"{title}: block is {block}; it must be a power of two")
     object.__setattr__(codec, "block", block)
+
+
+class Blockwise(Codec):
+    """A codec that looks at nothing but blocks of its own length, the same for each.
+
+    Long vectors can be encoded in pieces of whole blocks.
+    """
+
+    __slots__ = ()
+
+    argument: ClassVar[str] = "block"
+    block: int
+
+    def __post_init__(self) -> None:
+        """Check the length of a block."""
+        keep_block(self)
+
+    @property
+    def piece_elements(self) -> int:
+        """Whole blocks."""
+        return max(PIECE_ELEMENTS, self.block)
 
 
 def per_block(

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from aiops.compression.base import PIECE_ELEMENTS, Codec, State, keep_block, per_block, register
+from aiops.compression.base import Blockwise, State, per_block, register
 from aiops.compression.scaling import divide_blocks
 from aiops_protocol.codecs import FLOAT8_MAX, Encoded, to_float8
 from aiops_protocol.codecs import Float8 as Float8Form
@@ -18,7 +18,7 @@ __all__ = ["Float8"]
 
 @register
 @dataclass(frozen=True, slots=True)
-class Float8(Codec):
+class Float8(Blockwise):
     """Four bits of exponent and three of mantissa (e4m3), and a scale for each block.
 
     Small values of a block keep a relative precision of 1/16, which `Int8` does not give them.
@@ -31,18 +31,8 @@ class Float8(Codec):
     """
 
     name: ClassVar[str] = "fp8"
-    argument: ClassVar[str] = "block"
 
     block: int = 256
-
-    def __post_init__(self) -> None:
-        """Check the settings."""
-        keep_block(self)
-
-    @property
-    def piece_elements(self) -> int:
-        """Whole blocks."""
-        return max(PIECE_ELEMENTS, self.block)
 
     def encode(self, x: Float32Array, state: State, seed: int) -> Encoded:
         """Scale each block to the largest number there is, and round; see `Codec.encode`."""

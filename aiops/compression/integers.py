@@ -8,11 +8,9 @@ from typing import ClassVar
 import numpy as np
 
 from aiops.compression.base import (
-    PIECE_ELEMENTS,
-    Codec,
+    Blockwise,
     Feedback,
     State,
-    keep_block,
     per_block,
     register,
 )
@@ -24,21 +22,19 @@ from aiops_protocol.payload import Float32Array
 __all__ = ["Int4", "Int8"]
 
 
-class _Integers(Codec):
+class _Integers(Blockwise):
     """Whole numbers of some bits, the largest of a block being the largest that there is."""
 
     __slots__ = ()
 
-    argument: ClassVar[str] = "block"
     bits: ClassVar[int]
     half_steps: ClassVar[bool]
 
-    block: int
     stochastic: bool
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        keep_block(self)
+        super().__post_init__()
         stochastic = flag(type(self).__name__, "stochastic", self.stochastic)
         object.__setattr__(self, "stochastic", stochastic)
 
@@ -50,7 +46,7 @@ class _Integers(Codec):
     @property
     def piece_elements(self) -> int:
         """Whole blocks; chance looks at the place in the whole vector."""
-        return 0 if self.stochastic else max(PIECE_ELEMENTS, self.block)
+        return 0 if self.stochastic else super().piece_elements
 
     def encode(self, x: Float32Array, state: State, seed: int) -> Encoded:
         """Round each value to a step of its block; see `Codec.encode`."""

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from aiops.compression.base import PIECE_ELEMENTS, Codec, State, keep_block, per_block, register
+from aiops.compression.base import Blockwise, State, per_block, register
 from aiops_protocol.codecs import Encoded, Signs
 from aiops_protocol.payload import Float32Array
 
@@ -16,7 +16,7 @@ __all__ = ["OneBit"]
 
 @register
 @dataclass(frozen=True, slots=True)
-class OneBit(Codec):
+class OneBit(Blockwise):
     """The sign of each value, times the mean absolute value of its block.
 
     1-bit SGD (Seide et al., Interspeech 2014) with the scale of EF-SGD (Karimireddy et al., ICML
@@ -29,18 +29,8 @@ class OneBit(Codec):
     """
 
     name: ClassVar[str] = "one-bit"
-    argument: ClassVar[str] = "block"
 
     block: int = 16_384
-
-    def __post_init__(self) -> None:
-        """Check the settings."""
-        keep_block(self)
-
-    @property
-    def piece_elements(self) -> int:
-        """Whole blocks."""
-        return max(PIECE_ELEMENTS, self.block)
 
     def encode(self, x: Float32Array, state: State, seed: int) -> Encoded:
         """Keep signs, and a mean for each block; see `Codec.encode`."""

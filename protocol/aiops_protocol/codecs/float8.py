@@ -6,20 +6,16 @@ four of exponent with bias 7, three of mantissa; 448 is the largest number, 0x7F
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, Self
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aiops_protocol.codecs.form import (
     Decoded,
-    Joinable,
-    Wire,
+    InBlocks,
     block_counts,
-    block_parameter,
     need,
-    pack,
     read_block_parameter,
     scale_blocks,
 )
@@ -61,46 +57,18 @@ def to_float8(scaled: Float32Array) -> NDArray[np.uint8]:
     return codes
 
 
-class Float8(Joinable):
-    """One byte for each value and a scale for each block.
+class Float8(InBlocks):
+    """One byte for each value, as `to_float8` makes them of values divided by their scale."""
 
-    Parameters
-    ----------
-    codes
-        The bytes, as `to_float8` makes them of values divided by their scale.
-    scales
-        One for each block.
-    block
-        Elements of a block, a power of two.
-    """
+    codec = Codec.FLOAT8
 
-    def __init__(self, codes: NDArray[np.uint8], scales: Float32Array, block: int) -> None:
-        self.size = codes.size
-        self._codes = codes
-        self._scales = scales
-        self._block = block
-
-    @classmethod
-    def joined(cls, parts: Sequence[Self]) -> Self:
-        """Return the form of several vectors one after the other."""
-        return cls(
-            np.concatenate([part._codes for part in parts]),
-            np.concatenate([part._scales for part in parts]),
-            parts[0]._block,
-        )
-
-    def cut(self, start: int, stop: int) -> Wire:
-        """Return the payload for the elements [start, stop)."""
-        block = self._block
-        scales = (
-            self._scales[start // block : -(-stop // block)] if start < stop else self._scales[:0]
-        )
-        payload = pack(scales, self._codes[start:stop])
-        return Wire(Codec.FLOAT8, block_parameter(block, start % block), payload)
+    def packed(self, codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Return the bytes as they are."""
+        return codes
 
     def decoded(self) -> Decoded:
         """Return the rounded values."""
-        out = VALUES[self._codes]
+        out: Float32Array = VALUES[self._codes]
         scale_blocks(out, self._scales, self._block, 0)
         return out
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple, Self, TypeAlias
+from copy import copy
+from typing import Any, ClassVar, Final, NamedTuple, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,7 @@ __all__ = [
     "BLOCK_ELEMENTS_MAX",
     "Decoded",
     "Encoded",
+    "InBlocks",
     "Joinable",
     "Sparse",
     "Wire",
@@ -190,3 +192,51 @@ def scale_blocks(out: Float32Array, steps: Float32Array, block: int, phase: int)
     tail = out[head + whole * block :]
     if tail.size:
         tail *= steps[-1]
+
+
+class InBlocks(Joinable):
+    """A code for each value and a scale for each block; cut anywhere, joined at whole blocks.
+
+    Parameters
+    ----------
+    codes
+        One for each value.
+    scales
+        One for each block.
+    block
+        Elements of a block, a power of two.
+    """
+
+    codec: ClassVar[Codec]
+    extra: int = 0
+    """Seven bits of the parameter that are the form's own."""
+
+    def __init__(self, codes: NDArray[Any], scales: Float32Array, block: int) -> None:
+        self.size = codes.size
+        self._codes = codes
+        self._scales = scales
+        self._block = block
+
+    @abstractmethod
+    def packed(self, codes: NDArray[Any]) -> NDArray[Any]:
+        """Return codes as they are written."""
+
+    def written(self, scales: Float32Array) -> NDArray[Any]:
+        """Return scales as they are written."""
+        return scales
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """Return the form of several vectors one after the other."""
+        whole = copy(parts[0])
+        whole._codes = np.concatenate([part._codes for part in parts])
+        whole._scales = np.concatenate([part._scales for part in parts])
+        whole.size = whole._codes.size
+        return whole
+
+    def cut(self, start: int, stop: int) -> Wire:
+        """Return the payload for the elements [start, stop)."""
+        block = self._block
+        scales = self.written(self._scales[blocks_of(start, stop, block)])
+        payload = pack(scales, self.packed(self._codes[start:stop]))
+        return Wire(self.codec, block_parameter(block, start % block, self.extra), payload)

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aiops_protocol.codecs.form import (
     Decoded,
-    Joinable,
-    Wire,
+    InBlocks,
     block_counts,
-    block_parameter,
-    blocks_of,
     need,
-    pack,
     read_block_parameter,
     scale_blocks,
 )
@@ -31,7 +26,7 @@ HALF_STEPS: Final = 64
 """Extra bit of the parameter: steps are bfloat16, not float32."""
 
 
-class Levels(Joinable):
+class Levels(InBlocks):
     """Whole numbers, and a step for each block: a value is its number times its step.
 
     Parameters
@@ -48,6 +43,8 @@ class Levels(Joinable):
         Write steps as bfloat16; what that cannot hold of them is cut off.
     """
 
+    codec = Codec.LEVELS
+
     def __init__(
         self,
         numbers: NDArray[np.int8],
@@ -56,37 +53,23 @@ class Levels(Joinable):
         bits: int,
         half_steps: bool = False,
     ) -> None:
-        self.size = numbers.size
-        self._numbers = numbers
-        self._steps = from_half(Codec.BFLOAT16, to_bfloat16(steps)) if half_steps else steps
-        self._block = block
-        self._bits = bits
-        self._half_steps = half_steps
+        if half_steps:
+            steps = from_half(Codec.BFLOAT16, to_bfloat16(steps))
+        super().__init__(numbers, steps, block)
+        self.extra = bits | (HALF_STEPS if half_steps else 0)
 
-    @classmethod
-    def joined(cls, parts: Sequence[Self]) -> Self:
-        """Return the form of several vectors one after the other."""
-        return cls(
-            np.concatenate([part._numbers for part in parts]),
-            np.concatenate([part._steps for part in parts]),
-            parts[0]._block,
-            parts[0]._bits,
-            parts[0]._half_steps,
-        )
+    def packed(self, codes: NDArray[np.int8]) -> NDArray[np.uint8]:
+        """Return the numbers, several to a byte."""
+        return _pack(codes, self.extra & ~HALF_STEPS)
 
-    def cut(self, start: int, stop: int) -> Wire:
-        """Return the payload for the elements [start, stop)."""
-        block = self._block
-        steps = self._steps[blocks_of(start, stop, block)]
-        written = to_bfloat16(steps) if self._half_steps else steps
-        payload = pack(written, _pack(self._numbers[start:stop], self._bits))
-        extra = self._bits | (HALF_STEPS if self._half_steps else 0)
-        return Wire(Codec.LEVELS, block_parameter(block, start % block, extra), payload)
+    def written(self, scales: Float32Array) -> NDArray[np.uint16] | Float32Array:
+        """Return the steps as float32 or bfloat16."""
+        return to_bfloat16(scales) if self.extra & HALF_STEPS else scales
 
     def decoded(self) -> Decoded:
         """Return the values."""
-        out = self._numbers.astype(np.float32)
-        scale_blocks(out, self._steps, self._block, 0)
+        out = self._codes.astype(np.float32)
+        scale_blocks(out, self._scales, self._block, 0)
         return out
 
 

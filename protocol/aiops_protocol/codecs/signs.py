@@ -2,69 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Self
-
 import numpy as np
 from numpy.typing import NDArray
 
 from aiops_protocol.codecs.form import (
     Decoded,
-    Joinable,
-    Wire,
+    InBlocks,
     block_counts,
-    block_parameter,
     need,
-    pack,
     read_block_parameter,
     scale_blocks,
 )
+from aiops_protocol.codecs.places import pack_bits, unpack_bits
 from aiops_protocol.frames import Codec
 from aiops_protocol.payload import Buffer, Float32Array
 
 __all__ = ["Signs", "decode_signs", "signs_bytes_max"]
 
 
-class Signs(Joinable):
-    """Signs, and a scale for each block: a value is its scale, or the negative of it.
+class Signs(InBlocks):
+    """Whether each value is the negative of its block's scale, or the scale."""
 
-    Parameters
-    ----------
-    negative
-        Whether each value is negative.
-    scales
-        One for each block.
-    block
-        Elements of a block, a power of two.
-    """
+    codec = Codec.SIGNS
 
-    def __init__(self, negative: NDArray[np.bool_], scales: Float32Array, block: int) -> None:
-        self.size = negative.size
-        self._negative = negative
-        self._scales = scales
-        self._block = block
-
-    @classmethod
-    def joined(cls, parts: Sequence[Self]) -> Self:
-        """Return the form of several vectors one after the other."""
-        return cls(
-            np.concatenate([part._negative for part in parts]),
-            np.concatenate([part._scales for part in parts]),
-            parts[0]._block,
-        )
-
-    def cut(self, start: int, stop: int) -> Wire:
-        """Return the payload for the elements [start, stop)."""
-        block = self._block
-        scales = (
-            self._scales[start // block : -(-stop // block)] if start < stop else self._scales[:0]
-        )
-        packed = np.packbits(self._negative[start:stop], bitorder="little")
-        return Wire(Codec.SIGNS, block_parameter(block, start % block), pack(scales, packed))
+    def packed(self, codes: NDArray[np.bool_]) -> NDArray[np.uint8]:
+        """Return the signs as bits."""
+        return pack_bits(codes)
 
     def decoded(self) -> Decoded:
         """Return the values."""
-        return _values(self._negative, self._scales, self._block, 0)
+        return _values(self._codes, self._scales, self._block, 0)
 
 
 def _values(
@@ -95,8 +62,5 @@ def decode_signs(payload: Buffer, count: int, parameter: int) -> Decoded:
         f"{len(payload)} bytes for {count} SIGNS in {blocks} blocks",
     )
     scales = np.frombuffer(payload, "<f4", blocks)
-    codes = np.frombuffer(payload, np.uint8, packed, 4 * blocks)
-    spare = packed * 8 - count
-    need(not spare or int(codes[-1]) >> (8 - spare) == 0, "bits after the last of the SIGNS")
-    negative = np.unpackbits(codes, count=count, bitorder="little").view(np.bool_)
+    negative = unpack_bits(payload, 4 * blocks, count)
     return _values(negative, scales, block, phase)
