@@ -17,7 +17,7 @@ from aiops.collective.call import Call
 from aiops.collective.shared import Arena, Doorbell, SharedGroup
 
 SIZES = (1_000, 300_000, 60_000, 1_500_000)  # small ones meet once, large ones twice
-GUARD_S = 60.0
+GUARD_S = 120.0
 
 
 class Stopped(Exception):
