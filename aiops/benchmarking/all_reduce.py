@@ -3,6 +3,9 @@
 Every peer is a set of processes that wait on a socket until it is their turn, so that those whose
 turn it is not cost nothing. Rounds are interleaved. Peers that are not installed are left out.
 Also here: the ring in one process, next to copying the same arrays.
+
+Arrays are made once for each size and reduced again and again, as in training. With `ring.empty`
+they are "aiops shared" and, over TCP, "aiops tcp empty"; the other rows have ordinary ones.
 """
 
 from __future__ import annotations
@@ -41,6 +44,7 @@ START_TIMEOUT_S: Final = 120.0
 IN_PROCESS_RANKS: Final = 4
 
 TCP: Final = "aiops tcp"
+TCP_EMPTY: Final = "aiops tcp empty"
 SHARED: Final = "aiops shared"
 COPIED: Final = "aiops shared copied"
 RAW: Final = "raw"
@@ -192,6 +196,7 @@ async def _peers(size: int, python: str) -> AsyncIterator[list[Peer]]:
         peers = []
         transports = {"tcp": {TCP: "ordinary"}}
         if supported():
+            transports["tcp"][TCP_EMPTY] = "shared"
             transports["shared-memory"] = {SHARED: "shared", COPIED: "ordinary"}
         for transport, names in transports.items():
             scheduler = await stack.enter_async_context(

@@ -207,6 +207,7 @@ class Worker:
         insecure: bool = False,
         transport: str = "auto",
         topology: str = "rank",
+        connections: int = 1,
     ) -> Ring:
         """Form a ring of all live workers, for collective calls; see `aiops.Worker.ring`."""
         opened = self._loop.call(
@@ -219,6 +220,7 @@ class Worker:
             insecure=insecure,
             transport=transport,
             topology=topology,
+            connections=connections,
         )
         return self._rings.setdefault(name, Ring(opened, self._loop))
 

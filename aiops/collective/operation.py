@@ -51,8 +51,8 @@ class Operation:
     reduce
         What becomes of two operands.
     landing
-        Memory by peer in which pieces lie until they are combined; kept from one operation to the
-        next, because fresh pages cost more than the sum over them.
+        Memory by peer and lane in which pieces lie until they are combined; kept from one operation
+        to the next, because fresh pages cost more than the sum over them.
     codec
         In which form pieces of float32 travel; `None` as they are. Only for plans in which each
         element is finished by one rank and then copied (ring): that rank puts what receivers will
@@ -84,7 +84,7 @@ class Operation:
         source: Array,
         work: Array,
         reduce: np.ufunc,
-        landing: dict[int, memoryview] | None = None,
+        landing: dict[tuple[int, int], memoryview] | None = None,
         codec: Codec | None = None,
     ) -> None:
         self.plan = plan
@@ -114,25 +114,28 @@ class Operation:
 
     # --- in ---
 
-    def destination(self, peer: int, message: int, begin: int, count: int) -> memoryview | None:
+    def destination(
+        self, peer: int, message: int, begin: int, count: int, lane: int = 0
+    ) -> memoryview | None:
         """Return where a piece that is coming belongs, or `None` if it needs memory of its own.
 
-        For parameters and errors see `receive`.
+        Over each of a peer's lanes one piece can be coming at a time. For the other parameters and
+        errors see `receive`.
         """
         number = self._number(peer, message, begin, count)
         piece = self.plan.receives[number]
         if self._receive_waits[number] or self._codec is not None:
             return None
         if piece.combine is not Combine.REPLACE:
-            return self._landing_of(peer, count * WORD_BYTES)
+            return self._landing_of((peer, lane), count * WORD_BYTES)
         self._placed.add(number)
         return self._work_bytes[piece.begin * self._item_bytes : piece.end * self._item_bytes]
 
-    def _landing_of(self, peer: int, size: int) -> memoryview:
+    def _landing_of(self, lane: tuple[int, int], size: int) -> memoryview:
         """Return memory in which a piece lies until it is combined: always the same, so warm."""
-        landing = self._landing.get(peer)
+        landing = self._landing.get(lane)
         if landing is None or len(landing) < size:
-            landing = self._landing[peer] = np.empty(size, np.uint8).data
+            landing = self._landing[lane] = np.empty(size, np.uint8).data
         return landing[:size]
 
     def receive(

@@ -87,7 +87,7 @@ class RingCall:
         """Seconds since the call was made."""
         return asyncio.get_running_loop().time() - self.started_at
 
-    def begin(self, number: int, landing: dict[int, memoryview]) -> None:
+    def begin(self, number: int, landing: dict[tuple[int, int], memoryview]) -> None:
         """Its turn has come: sends read the caller's array from now on."""
         self.number = number
         self._begun_at = asyncio.get_running_loop().time()

@@ -63,11 +63,15 @@ class RingDesk:
         Allow an address that other machines can reach, without authentication.
     transport
         "tcp", "shared-memory", or "auto": memory if all members of a ring are on one host.
+    connections
+        How many this worker opens to each other member.
 
     Attributes
     ----------
     memory
         What this worker shares with others of its host.
+    connections
+        As given.
     """
 
     def __init__(
@@ -79,12 +83,14 @@ class RingDesk:
         *,
         insecure: bool = False,
         transport: str = "auto",
+        connections: int = 1,
     ) -> None:
         check_exposure(bind, insecure, "the ring's door at")
         self._van = van
         self._postoffice = postoffice
         self._bind = bind
         self._advertise = advertise
+        self.connections = connections
         self.memory = HostMemory(transport)
         self._listener: Listener | None = None
         self._opening: asyncio.Lock = asyncio.Lock()
@@ -205,7 +211,9 @@ class RingDesk:
                 kind = SharedRingGroup
         except UsageError as error:
             refused = error
-        group = kind(self._van, self._postoffice, message.name, message, seat.traffic)
+        group = kind(
+            *(self._van, self._postoffice, message.name, message, seat.traffic, self.connections)
+        )
         seat.group = group
         self._groups = [known for known in self._groups if not known.closed] + [group]
         if seat.formed is not None and not seat.formed.done():

@@ -67,6 +67,7 @@ class RingGroup:
         name: str,
         formed: RingFormed,
         traffic: dict[str, int],
+        connections: int = 1,
     ) -> None:
         self.name = name
         self.formed = formed
@@ -82,7 +83,7 @@ class RingGroup:
         self.index = ranks.index(postoffice.joined.rank)
         self.size = len(ranks)
         self.peers = {
-            index: RingPeer(index, member, self)
+            index: RingPeer(index, member, self, connections=connections)
             for index, member in enumerate(formed.members)
             if index != self.index
         }
@@ -91,7 +92,7 @@ class RingGroup:
         self._begun = 0
         self._early: dict[int, list[tuple[RingPeer, RingFrame]]] = {}
         self._early_bytes: dict[tuple[int, int], int] = {}
-        self._landing: dict[int, memoryview] = {}
+        self._landing: dict[tuple[int, int], memoryview] = {}
         self._timers: list[asyncio.TimerHandle] = []
         self._reported = False
 
@@ -143,6 +144,7 @@ class RingGroup:
                 peer.dial(self._van, self._postoffice, call.timeout_s)
             if not self._pump_peer(call, peer, begin):
                 peer.send(begin)
+            peer.introduce(begin)
 
     def _partners(self, call: RingCall) -> list[int]:
         """Return all members that this one has to do with in a call; they have with it, too."""
@@ -163,7 +165,8 @@ class RingGroup:
     def _pump(self, call: RingCall) -> None:
         sending = True
         while sending:  # what is sent may have held back something for another member
-            sent = [self._pump_peer(call, self.peers[index]) for index in call.work.plan.peers]
+            lanes = [lane for index in call.work.plan.peers for lane in self.peers[index].lanes]
+            sent = [self._pump_peer(call, lane) for lane in lanes]
             sending = len(sent) > 1 and any(sent)
 
     def _pump_peer(self, call: RingCall, peer: RingPeer, before: RingBegin | None = None) -> bool:
@@ -251,7 +254,8 @@ class RingGroup:
         if call is None:
             return peer.early.place(size)
         try:
-            return call.operation.destination(peer.index, frame.message, frame.begin, frame.count)
+            where = frame.message, frame.begin, frame.count
+            return call.operation.destination(peer.index, *where, lane=peer.lane)
         except UnexpectedPiece:
             return None  # `peer_frame` says so
 
@@ -342,8 +346,7 @@ class RingGroup:
         if self.over is None:
             text = f"{self.me} has lost the connection to {peer}: {reason}"
             news_s = NEWS_PERIODS * self._postoffice.joined.heartbeat_s
-            timer = self._loop.call_later(news_s, self.stop, "connection", text)
-            self._timers.append(timer)
+            self._timers.append(self._loop.call_later(news_s, self.stop, "connection", text))
 
     # --- waiting ---
 

@@ -1,13 +1,15 @@
 """One member of a ring, as another one sees it: the connection, opened when it is first needed.
 
 Of two members the one that comes first in the list dials; so there is one connection for each pair,
-and none for pairs that exchange nothing.
+or as many as that one was told to open, and none for pairs that exchange nothing. Each connection
+of a pair is a `RingPeer` of its own (a lane): pieces say where they belong, so they may come over
+any of them in any order. A lane takes over when the ones before it are full.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -23,7 +25,12 @@ from aiops_protocol.limits import EARLY_BYTES_MAX
 from aiops_protocol.payload import Buffer
 from aiops_protocol.ring_control import RingMember
 
-__all__ = ["PeerOwner", "RingPeer"]
+__all__ = ["CONNECTIONS_MAX", "PeerOwner", "RingPeer"]
+
+
+CONNECTIONS_MAX: Final = 8
+"""Between two members. More bring nothing where eight do not fill the link, and each has a megabyte
+for what comes early."""
 
 
 class PeerOwner(Protocol):
@@ -95,14 +102,27 @@ class RingPeer:
     ----------
     index
         Its place in the list of members.
+    lane
+        Which of the connections to it this is, from 0.
+    lanes
+        All of them; only the first one's list counts.
     link
         The connection, once it is ready.
     early
         What it sends before this member is as far.
     """
 
-    def __init__(self, index: int, member: RingMember, owner: PeerOwner) -> None:
+    def __init__(
+        self,
+        index: int,
+        member: RingMember,
+        owner: PeerOwner,
+        *,
+        lane: int = 0,
+        connections: int = 1,
+    ) -> None:
         self.index = index
+        self.lane = lane
         self.member = member
         self.link: Link | None = None
         self.early = EarlyMemory()
@@ -110,6 +130,13 @@ class RingPeer:
         self._dialling: asyncio.Task[None] | None = None
         self._waiting: list[RingBegin | RingConfirm] = []  # small frames, for when it is ready
         self._over = False
+        self.lanes = [self]
+        while len(self.lanes) < connections:
+            self._add_lane()
+
+    def _add_lane(self) -> RingPeer:
+        self.lanes.append(RingPeer(self.index, self.member, self._owner, lane=len(self.lanes)))
+        return self.lanes[-1]
 
     def __str__(self) -> str:
         return f"worker {self.member.rank} ({self.member.name})"
@@ -117,10 +144,11 @@ class RingPeer:
     # --- opening ---
 
     def dial(self, van: Van, postoffice: Postoffice, timeout_s: float) -> None:
-        """Begin to connect, once; the group hears how it ends."""
-        if self.link is None and self._dialling is None and not self._over:
-            coroutine = self._dial(van, postoffice, timeout_s)
-            self._dialling = asyncio.get_running_loop().create_task(coroutine)
+        """Begin to connect all lanes, once; the group hears how it ends."""
+        for lane in self.lanes:
+            if lane.link is None and lane._dialling is None and not lane._over:
+                coroutine = lane._dial(van, postoffice, timeout_s)
+                lane._dialling = asyncio.get_running_loop().create_task(coroutine)
 
     async def _dial(self, van: Van, postoffice: Postoffice, timeout_s: float) -> None:
         joined = postoffice.joined
@@ -143,10 +171,13 @@ class RingPeer:
                 self._owner.peer_lost(self, str(error))
 
     def adopt(self, link: Link) -> None:
-        """Take over a connection that the other side has opened."""
-        link.owner = self
+        """Take over a connection that the other side has opened; it says how many there are."""
+        lane = next((lane for lane in self.lanes if lane.link is None), self)
+        if lane.link is not None and len(self.lanes) < CONNECTIONS_MAX:
+            lane = self._add_lane()
+        link.owner = lane
         link.tag = str(self)
-        self.link_ready(link)
+        lane.link_ready(link)
 
     def place(self, frame: Frame, size: int) -> memoryview | None:
         """Return where a payload that is coming belongs."""
@@ -155,25 +186,32 @@ class RingPeer:
     # --- sending ---
 
     def send(self, frame: RingBegin | RingConfirm) -> None:
-        """Send a small frame, now or as soon as there is a connection."""
+        """Send a small frame over this lane, now or as soon as there is a connection."""
         if self.link is not None:
             self.link.send(frame)
         elif not self._over:
             self._waiting.append(frame)
 
+    def introduce(self, begin: RingBegin) -> None:
+        """Let the other side know the lanes after the first one, so that it uses them, too."""
+        for lane in self.lanes[1:]:
+            lane.send(begin)
+
     # --- ending ---
 
     def close(self) -> None:
-        """End the connection in order: what is written still arrives."""
-        self._end()
-        if self.link is not None:
-            self.link.close()
+        """End all lanes in order: what is written still arrives."""
+        for lane in self.lanes:
+            lane._end()
+            if lane.link is not None:
+                lane.link.close()
 
     def abort(self) -> None:
-        """End the connection at once; memory that was lent to it is free when this returns."""
-        self._end()
-        if self.link is not None:
-            self.link.abort()
+        """End all lanes at once; memory that was lent to them is free when this returns."""
+        for lane in self.lanes:
+            lane._end()
+            if lane.link is not None:
+                lane.link.abort()
 
     def _end(self) -> None:
         self._over = True
@@ -184,22 +222,27 @@ class RingPeer:
     @property
     def closed(self) -> bool:
         """Whether nothing of it is left."""
+        return all(lane._closed for lane in self.lanes)
+
+    @property
+    def _closed(self) -> bool:
         dialled = self._dialling is None or self._dialling.done()
         return self._over and dialled and (self.link is None or self.link.ended)
 
     async def wait_closed(self) -> None:
         """Wait until nothing of it is left; after `close` or `abort`."""
-        if self._dialling is not None:
-            await asyncio.gather(self._dialling, return_exceptions=True)
-        if self.link is not None:
-            await self.link.wait_lost()
+        for lane in self.lanes:
+            if lane._dialling is not None:
+                await asyncio.gather(lane._dialling, return_exceptions=True)
+            if lane.link is not None:
+                await lane.link.wait_lost()
 
     # --- LinkOwner ---
 
     def link_ready(self, link: Link) -> None:
         """Send what has waited for the connection."""
         if self._over or self.link is not None:
-            link.close(ErrorCode.UNEXPECTED_FRAME, "this member has a connection already")
+            link.close(ErrorCode.UNEXPECTED_FRAME, "this member has all its connections already")
             return
         self.link = link
         waiting, self._waiting = self._waiting, []

@@ -11,6 +11,7 @@ from aiops.errors import ConfigError, UsageError
 from aiops.runtime.addresses import parse_address
 from aiops.runtime.postoffice import Postoffice
 from aiops.runtime.ring_desk import RingDesk
+from aiops.runtime.ring_peer import CONNECTIONS_MAX
 from aiops.runtime.ring_shared import TRANSPORTS
 from aiops.van.base import Van
 from aiops.workers.ring import Ring
@@ -36,12 +37,13 @@ class Rings:
         name: str,
         timeout_s: float,
         call_timeout_s: float,
-        door: tuple[str, str | None, bool, str],
+        door: tuple[str, str | None, bool, str, int],
         topology: str,
     ) -> Ring:
         """Return the ring of this name; enter it first if it is not known here.
 
-        `door` are the settings `bind`, `advertise`, `insecure` and `transport` of `Worker.ring`.
+        `door` are the settings `bind`, `advertise`, `insecure`, `transport` and `connections` of
+        `Worker.ring`.
         """
         if topology not in TOPOLOGIES:
             raise UsageError(f"ring: topology is {topology!r}; it can be {_either(TOPOLOGIES)}")
@@ -57,10 +59,12 @@ class Rings:
             return self._rings[name]
 
     def _open_desk(
-        self, bind: str, advertise: str | None, insecure: bool, transport: str
+        self, bind: str, advertise: str | None, insecure: bool, transport: str, connections: int
     ) -> RingDesk:
         if transport not in TRANSPORTS:
             raise UsageError(f"ring: transport is {transport!r}; it can be {_either(TRANSPORTS)}")
+        if not 1 <= connections <= CONNECTIONS_MAX:
+            raise UsageError(f"ring: connections is {connections}; it can be 1 to {CONNECTIONS_MAX}")
         if self._desk is None:
             address = parse_address(bind, "bind")
             public = parse_address(advertise, "advertise") if advertise else None
@@ -79,12 +83,18 @@ class Rings:
                 public,
                 insecure=insecure,
                 transport=transport,
+                connections=connections,
             )
         first = self._desk.memory.transport
         if transport not in ("auto", first):
             raise UsageError(
                 f'ring: transport is "{transport}", but that of this worker\'s first ring holds '
                 f'for all of them, and was "{first}"; give it there'
+            )
+        if connections not in (1, self._desk.connections):
+            raise UsageError(
+                f"ring: connections is {connections}, but that of this worker's first ring holds "
+                f"for all of them, and was {self._desk.connections}; give it there"
             )
         return self._desk
 

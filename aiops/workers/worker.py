@@ -239,6 +239,7 @@ class Worker(WorkerIdentity, KeepsState):
         insecure: bool = False,
         transport: str = "auto",
         topology: str = "rank",
+        connections: int = 1,
     ) -> Ring:
         """Form a ring of all live workers, for collective calls among them.
 
@@ -254,16 +255,14 @@ class Worker(WorkerIdentity, KeepsState):
         call_timeout_s
             How long a call waits for the others, unless it says otherwise.
         bind, advertise, insecure
-            Where other workers reach this one, as for `Server`; these and `transport` of a
-            worker's first ring hold for all its rings.
+            Where other workers reach this one, as for `Server`; these, `transport` and
+            `connections` of a worker's first ring hold for all its rings.
         transport
             "auto": shared memory between processes of one host, otherwise TCP; or one of the two.
         topology
             "rank", or "measured": over TCP sums go round by the quickest links (`Ring.order`).
-
-        Returns
-        -------
-        ring : Ring
+        connections
+            How many to open to each other worker over TCP, 1 to 8: for long, fast links.
 
         Raises
         ------
@@ -279,7 +278,7 @@ class Worker(WorkerIdentity, KeepsState):
             name,
             check_timeout(timeout_s, f"ring {name}"),
             check_timeout(call_timeout_s, f"ring {name}"),
-            (bind, advertise, insecure, transport),
+            (bind, advertise, insecure, transport, connections),
             topology,
         )
 
