@@ -64,7 +64,9 @@ class Rings:
         if transport not in TRANSPORTS:
             raise UsageError(f"ring: transport is {transport!r}; it can be {_either(TRANSPORTS)}")
         if not 1 <= connections <= CONNECTIONS_MAX:
-            raise UsageError(f"ring: connections is {connections}; it can be 1 to {CONNECTIONS_MAX}")
+            raise UsageError(
+                f"ring: connections is {connections}; it can be 1 to {CONNECTIONS_MAX}"
+            )
         if self._desk is None:
             address = parse_address(bind, "bind")
             public = parse_address(advertise, "advertise") if advertise else None

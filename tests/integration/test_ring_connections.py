@@ -130,5 +130,5 @@ async def test_the_number_of_the_first_ring_holds_for_all() -> None:
         await worker.ring("three", transport="tcp", connections=3)
 
     async with local_job() as cluster:
-        with pytest.raises(UsageError, match="connections is 3, but .* was 2; give it there"):
+        with pytest.raises(UsageError, match=r"connections is 3, but .* was 2; give it there"):
             await cluster.run(member, workers=1)
