@@ -97,11 +97,10 @@ def _measure(
     encoding = _timed(lambda: sender.encode(x).whole(), quick=quick)
     encoded = sender.encode(x)
     # A frame has at most so many values: larger vectors travel in several.
-    cuts = range(0, x.size, KEYS_PER_FRAME_MAX)
-    wires = [
-        (min(KEYS_PER_FRAME_MAX, x.size - cut), encoded.cut(cut, cut + KEYS_PER_FRAME_MAX))
-        for cut in cuts
-    ]
+    wires = []
+    for start in range(0, x.size, KEYS_PER_FRAME_MAX):
+        stop = min(start + KEYS_PER_FRAME_MAX, x.size)
+        wires.append((stop - start, encoded.cut(start, stop)))
 
     def decode() -> None:
         for count, wire in wires:
