@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Final, Generic, ParamSpec, TypeVar
 
 from aiops.errors import Closed, UsageError
-from aiops.runtime.running import loop_factory
+from aiops.runtime.running import loop_factory, occupy_standard_streams
 
 __all__ = ["LoopThread"]
 
@@ -53,6 +53,7 @@ class LoopThread:
 
     def _run(self) -> None:
         try:
+            occupy_standard_streams()
             with asyncio.Runner(loop_factory=loop_factory()) as runner:
                 runner.run(self._live())
         except BaseException as error:

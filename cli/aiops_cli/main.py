@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 import click
 
 from aiops.errors import AiopsError, DialFailed
+from aiops.runtime.running import occupy_standard_streams
 
 EXIT_FAILED: Final = 1
 EXIT_WRONG_USE: Final = 2
@@ -80,6 +81,7 @@ def aiops() -> None:
 
 def run(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit code; errors are one line on stderr."""
+    occupy_standard_streams()
     flags: dict[str, bool] = {}
     try:
         code: Any = aiops.main(arguments, prog_name="aiops", standalone_mode=False, obj=flags)

@@ -126,7 +126,10 @@ class Task:
         yield from ("--data", self.data)
         if self.target is not None:
             yield from ("--target", self.target)
+        unused = unused_settings(self.config)
         for name, value in self.config.to_dict().items():
+            if name in unused:
+                continue
             if name == "hidden":
                 yield from ("--hidden", ",".join(map(str, value)))
             elif name == "local":
@@ -134,6 +137,16 @@ class Task:
                     yield from (flag, str(value[field]))
             elif name != "model" and value is not None:
                 yield from (f"--{name.replace('_', '-')}", str(value))
+
+
+def unused_settings(config: TrainConfig) -> dict[str, str]:
+    """Return the settings that mean nothing for this training, and what each is for."""
+    unused = {}
+    if config.model != "mlp":
+        unused["hidden"] = "mlp"
+    if config.optimizer != "momentum":
+        unused["momentum"] = "--optimizer momentum"
+    return unused
 
 
 def training_options(command: Any) -> Any:
@@ -218,6 +231,9 @@ def train(
         settings["hidden"] = _layers(settings["hidden"])
         local = local_steps(settings)
         task = Task(data, target, TrainConfig(model=model, local=local, **settings))
+        for flag, owner in unused_settings(task.config).items():
+            if _typed(flag):
+                raise click.UsageError(f"--{flag}: only for {owner}")
     if scheduler is not None:
         for flag, value in (("servers", servers), ("workers", workers), ("trace", trace)):
             if value is not None and _typed(flag):
