@@ -86,10 +86,16 @@ class Barriers:
         )
 
     def expire(self, needed: Collection[int], now: float) -> list[Action]:
-        """Tell everyone whose deadline has passed who is missing."""
+        """Tell everyone whose deadline has passed who is missing, and where else those wait."""
         actions: list[Action] = []
+        waits = {rank: name for (name, _), entries in self._waiting.items() for rank in entries}
         for (name, generation), entries in list(self._waiting.items()):
-            missing = [self._describe(rank) for rank in needed if rank not in entries]
+            missing = [
+                self._describe(rank)
+                + (f", waiting in barrier {waits[rank]}" if rank in waits else "")
+                for rank in needed
+                if rank not in entries
+            ]
             for rank, entry in list(entries.items()):
                 if entry.deadline <= now:
                     done = BarrierDone(name=name, generation=generation, missing=missing)

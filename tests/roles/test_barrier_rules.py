@@ -104,6 +104,20 @@ def test_after_a_deadline_the_same_use_can_be_tried_again() -> None:
     assert done(scheduled, 10, 11) == [("b", 1, [])] * 2
 
 
+def test_who_waits_in_another_barrier_is_said_to() -> None:
+    """Two scripts that name it differently would otherwise look for a slow worker."""
+    scheduled = cluster(3)
+    scheduled.barrier(10, "epoch-1", timeout_s=5)
+    scheduled.barrier(11, "epoch-2", timeout_s=5)
+    scheduled.tick()
+    for peer, own, other in ((10, "epoch-1", "epoch-2"), (11, "epoch-2", "epoch-1")):
+        [(name, _, [first, last])] = done(scheduled, peer)
+        assert name == own
+        assert first.endswith(f", waiting in barrier {other}")
+        assert "worker 2 (worker-2)" in last
+        assert "waiting" not in last
+
+
 @pytest.mark.parametrize("how", ["finish", "leave", "lose"])
 def test_nobody_waits_for_the_finished_and_the_gone(how: str) -> None:
     scheduled = cluster()
