@@ -2,7 +2,8 @@
 
 In life: synchronous training while connections break, links slow down and nodes stall. In most
 runs pushes, or pulls, or both are compressed: then also what is held back must have been charged
-once for each push, however often it was sent.
+once for each push, however often it was sent. In every third run rows of a sparse table are
+trained besides, compressed or not.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from aiops.testing.simulation.cluster import SimCluster
 from aiops.testing.simulation.loop import SimLoop
 from aiops.testing.simulation.nemesis import Nemesis
 from aiops.testing.simulation.scenarios.common import HEARTBEAT_S, Broken, all_end, count
+from aiops.testing.simulation.scenarios.trained_rows import TrainedRows
 from aiops.workers.worker import Worker
 from aiops_protocol.codecs import mix
 from aiops_protocol.payload import Float32Array
@@ -31,8 +33,12 @@ SHAPE = (7, 11)
 RATE = np.float32(0.1)
 STEPS_TO_A_BARRIER = 6
 
-PUSHES = (None, "top-k:0.1", "one-bit:16", "qsgd:4:block=16", "dgc:0.1", "top-k:0.2+fp16+lz4")
-PULLS = (None, None, "one-bit", "top-k:0.3")
+PUSHES = (
+    None, "top-k:0.1", "one-bit:16", "qsgd:4:block=16", "dgc:0.1", "top-k:0.2+fp16+lz4", "int8:16",
+    "int4:16:stochastic=true", "fp8:16", "fp16", "bf16", "ternary", "random-k:0.2", "agc:16",
+    "power-sgd:1", "top-k:0.1:sampled=true:compact=true", "lz4",
+)  # fmt: skip
+PULLS = (None, None, "one-bit", "top-k:0.3", "int8", "int4", "fp8", "fp16", "bf16", "top-k:0.1+lz4")
 
 
 async def agreement(
@@ -43,6 +49,8 @@ async def agreement(
     push, pull = PUSHES[draw % len(PUSHES)], PULLS[draw // len(PUSHES) % len(PULLS)]
     count(seen, "pushes compressed", push is not None)
     count(seen, "pulls compressed", pull is not None)
+    rows = TrainedRows(draw // 64) if draw // 32 % 3 == 0 else None
+    count(seen, "rows trained", rows is not None)
     cluster = SimCluster(loop, servers, workers=workers, heartbeat_s=HEARTBEAT_S)
     await cluster.start()
     arrived: dict[int, int] = {}  # by step, at the barrier
@@ -57,6 +65,8 @@ async def agreement(
             compression=push,
             pull_compression=pull,
         )
+        if rows is not None:
+            await rows.open(worker)
         async for step in worker.steps(steps):
             if step % STEPS_TO_A_BARRIER == 0:
                 arrived[step] = arrived.get(step, 0) + 1
@@ -67,6 +77,10 @@ async def agreement(
             await asyncio.sleep(loop.rng.expovariate(30))
             if _takes_part(worker.rank, step):
                 await table.push(_gradient(worker.rank, step, weights))
+                if rows is not None:
+                    await rows.push(worker, step)
+        if rows is not None:
+            await rows.check(worker, workers, steps, _takes_part)
         return await table.pull()
 
     names = [f"worker-{rank}" for rank in range(workers)]
