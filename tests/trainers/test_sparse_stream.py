@@ -96,6 +96,8 @@ def test_names_are_hashed_the_same_beside_any_others(tmp_path: Path) -> None:
         ("1 1:1:1", "label and then"),
         ("1 1:nan", "finite"),
         ("inf 1:1", "finite"),
+        ("1 1:1e39", "float32"),
+        ("1 1:1\0", "a byte 0"),
     ],
 )
 def test_what_is_no_example_is_said(tmp_path: Path, line: str, words: str) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiops.errors import DataError
+from aiops.optim.settings import FLOAT32_MAX
 from aiops_protocol.key_list import KEY_END, Keys, mix
 from aiops_protocol.payload import Float32Array
 
@@ -108,6 +109,8 @@ def _batch(lines: list[bytes], hash_names: bool) -> Batch:
     fields = np.array([len(line.split()) for line in lines])
     if not (fields == counts + 1).all():
         raise ValueError("a line is a label and then index:value pairs")
+    if any(b"\0" in line for line in lines):  # numpy would take the end of a token for padding
+        raise ValueError("a byte 0 in a line")
     tokens = np.array(b" ".join(lines).replace(b":", b" ").split())
     if tokens.size != int((1 + 2 * counts).sum()):
         raise ValueError("an index or a value is missing")
@@ -116,9 +119,10 @@ def _batch(lines: list[bytes], hash_names: bool) -> Batch:
     is_feature[starts] = False
     labels = tokens[starts].astype(np.float64)
     pairs = tokens[is_feature].reshape(-1, 2)
-    values = pairs[:, 1].astype(np.float64).astype(np.float32)
-    if not (np.isfinite(labels).all() and np.isfinite(values).all()):
-        raise ValueError("a label or a value is not finite")
+    amounts_given = pairs[:, 1].astype(np.float64)
+    if not (np.isfinite(labels).all() and (np.abs(amounts_given) <= FLOAT32_MAX).all()):
+        raise ValueError("a label or a value is not finite, or does not fit float32")
+    values = amounts_given.astype(np.float32)
     features = _hashed(pairs[:, 0]) if hash_names else _numbers(pairs[:, 0])
     rows = np.repeat(np.arange(len(lines)), counts + 1)
     last = np.cumsum(counts + 1) - 1  # of each row: the intercept
