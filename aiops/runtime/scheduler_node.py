@@ -19,12 +19,13 @@ from aiops.roles.status import status
 from aiops.runtime.addresses import check_exposure, parse_address
 from aiops.runtime.dialogues import Dialogues, Speaker
 from aiops.runtime.doors import Silent, log_note, open_door, refuse
+from aiops.runtime.news import News
 from aiops.runtime.traces import Traces
 from aiops.van import TcpVan
 from aiops.van.base import Address, Listener, Stream, Van
 from aiops.van.link import Link
 from aiops_protocol.codec import encode
-from aiops_protocol.control import ControlMessage, Join, Leave, NodeReport
+from aiops_protocol.control import ClusterState, ControlMessage, Join, Leave, NodeReport
 from aiops_protocol.dialogue_control import Heard, OpenDialogue
 from aiops_protocol.errors import ErrorCode, UnexpectedFrame
 from aiops_protocol.frames import Control, Frame
@@ -128,6 +129,7 @@ class Scheduler:
         self._ended: asyncio.Future[Ended] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._traces = Traces()
+        self._news = News()
         self._parted = asyncio.Event()  # set when a connection has ended
         self._closing = False
 
@@ -319,18 +321,17 @@ class Scheduler:
         payload: Buffer = b""
         for action in actions:
             match action:
+                case Tell(message=ClusterState() as state, peer=peer):
+                    if self._news.put(state, peer):
+                        asyncio.get_running_loop().call_soon(self._tell_news)
                 case Tell(message=message, peer=peer):
-                    speaker, link = self._dialogues.of_number(peer), self._links.get(peer)
-                    if speaker is None and link is None:
-                        continue
                     if message is not told:  # what goes to everybody is encoded once
                         told = message
                         header, payload = encode(Control(message))
-                    if speaker is not None:
-                        speaker.say(header, payload)
-                    elif link is not None:
-                        link.send_encoded(header, payload, borrowed=True)
+                    self._tell_news_to(peer)
+                    self._tell(peer, header, payload)
                 case Drop(peer=peer, code=code, text=text):
+                    self._tell_news_to(peer)
                     speaker = self._dialogues.of_number(peer)
                     if speaker is not None:
                         link = speaker.link
@@ -341,11 +342,31 @@ class Scheduler:
                     log_note(_log, action)
                 case Ended():
                     assert self._ended is not None
+                    self._tell_news()
                     if not self._ended.done():
                         self._ended.set_result(action)
                 case Send() | RoundClosed():
                     raise AssertionError(f"a scheduler does not {type(action).__name__}")
         self._arm()
+
+    def _tell(self, peer: int, header: Buffer, payload: Buffer) -> None:
+        """Send a frame to a node, now or over its next connection, or to an observer."""
+        speaker = self._dialogues.of_number(peer)
+        if speaker is not None:
+            speaker.say(header, payload)
+        elif (link := self._links.get(peer)) is not None:
+            link.send_encoded(header, payload, borrowed=True)
+
+    def _tell_news(self) -> None:
+        """Tell the newest membership to all who have not been told it, at the end of a turn."""
+        peers, frame = self._news.take_all()
+        for peer in peers:
+            self._tell(peer, *frame)
+
+    def _tell_news_to(self, peer: int) -> None:
+        frame = self._news.take(peer)
+        if frame is not None:
+            self._tell(peer, *frame)
 
     def _arm(self) -> None:
         deadline = self._running.next_deadline()

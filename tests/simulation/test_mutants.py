@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from inspect import CORO_CREATED, getcoroutinestate, iscoroutine
 from itertools import chain
 
 import pytest
@@ -30,3 +32,11 @@ def test_without_dedup_conservation_fails_for_nearly_every_seed() -> None:
         bool(run_scenario(no_dedup.scenario, seed, no_dedup.plant).failure) for seed in range(25)
     ]
     assert sum(found) >= 0.99 * len(found)
+
+
+def test_a_run_that_fails_leaves_nothing_that_was_begun() -> None:
+    """What a `finally` gathers after the end belongs to no other loop, where it would wait."""
+    no_dedup = next(mutant for mutant in MUTANTS if mutant.name == "no-dedup")
+    assert run_scenario(no_dedup.scenario, no_dedup.seed, no_dedup.plant).failure
+    begun = [one for one in gc.get_objects() if iscoroutine(one)]
+    assert not [one for one in begun if getcoroutinestate(one) == CORO_CREATED]

@@ -112,6 +112,9 @@ class SimLoop(asyncio.BaseEventLoop):
         left = [*self.killed, *asyncio.all_tasks(self)]
         self.close()
         self.killed.clear()
+        # Without a loop that runs, what a `finally` gathers would become tasks of the default one,
+        # which never runs: it is refused by this one, which is closed.
+        asyncio._set_running_loop(self)
         with warnings.catch_warnings():
             # A `finally` that begins to close something leaves it half done: so it is with kills.
             warnings.simplefilter("ignore")
@@ -121,6 +124,7 @@ class SimLoop(asyncio.BaseEventLoop):
                 with suppress(BaseException):
                     task.get_coro().close()
                 del task
+            asyncio._set_running_loop(None)
             gc.collect()
 
     def run_in_executor(  # type: ignore[override]  # it never returns a future
