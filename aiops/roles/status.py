@@ -55,6 +55,7 @@ def _node(node: Node) -> dict[str, object]:
         if report
         else {},
         "metrics": dict(report.metrics) if report else {},
+        "choices": dict(report.choices) if report else {},
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any
@@ -16,6 +16,7 @@ from aiops.errors import UsageError
 from aiops.observability import LatencyHistogram, SpanBuffer
 from aiops.runtime.postoffice import Postoffice
 from aiops.workers.customer_handle import Customers
+from aiops.workers.tables import Tables
 from aiops_protocol.control import NodeReport
 from aiops_protocol.limits import KEY_CHARS_MAX, REPORT_NAMES_MAX
 
@@ -28,17 +29,12 @@ SPANS_PER_REPORT = 4096
 class Reports:
     """Sends the scheduler a report in each period, and the last one at the end.
 
-    `measure` tells further metrics each time.
+    The tables tell further metrics each time, and what their cost gates have chosen.
     """
 
-    def __init__(
-        self,
-        postoffice: Postoffice,
-        customers: Customers,
-        measure: Callable[[], dict[str, float]],
-    ) -> None:
+    def __init__(self, postoffice: Postoffice, customers: Customers, tables: Tables) -> None:
         self._postoffice = postoffice
-        self._measure = measure
+        self._tables = tables
         self._customers = customers
         self._metrics: dict[str, float] = {}
         self._spans = SpanBuffer() if postoffice.joined.trace else None
@@ -115,13 +111,14 @@ class Reports:
             counted[what] = sum(link[what] for link in stats["servers"].values())
         spans = self._spans
         room = REPORT_NAMES_MAX - len(self._metrics)
-        metrics = {**dict(islice(self._measure().items(), room)), **self._metrics}
+        metrics = {**dict(islice(self._tables.measure().items(), room)), **self._metrics}
         self._postoffice.report(
             NodeReport(
                 clock=self._postoffice.clock,
                 counters=counted,
                 latency={verb: histogram.to_counts() for verb, histogram in self._latency.items()},
                 metrics={k: v for k, v in metrics.items() if np.isfinite(v)},
+                choices=dict(islice(self._tables.choices().items(), REPORT_NAMES_MAX)),
                 spans=spans.drain() if spans is not None else [],
                 spans_dropped=spans.dropped if spans is not None else 0,
                 clock_offset_ns=time.time_ns() - time.monotonic_ns(),

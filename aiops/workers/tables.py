@@ -144,18 +144,25 @@ class Tables:
         return found
 
     def measure(self) -> dict[str, float]:
-        """Return numbers for status: what compression holds back, and which codec was chosen."""
+        """Return numbers for status: what compression holds back."""
         measured: dict[str, float] = {}
         for table in self.all:
             compressor = table.core.compressor
             if compressor is not None:
                 measured[f"{RESIDUAL_NORM}{table.name}"] = compressor.residual_norm
-            if isinstance(compressor, AutoCompressor):
-                measured[f"compression.{table.name}.push.{compressor.gate.chosen}"] = 1.0
-            replica = table.core.replica
-            if replica is not None and replica.gate is not None:
-                measured[f"compression.{table.name}.pull.{replica.gate.chosen}"] = 1.0
         return measured
+
+    def choices(self) -> dict[str, str]:
+        """Return for status what cost gates have chosen, and why: by table and direction."""
+        found: dict[str, str] = {}
+        for table in self.all:
+            compressor, replica = table.core.compressor, table.core.replica
+            if isinstance(compressor, AutoCompressor):
+                gate = compressor.gate
+                found[f"{table.name} push"] = f"{gate.chosen}: {gate.reason}"
+            if replica is not None and replica.gate is not None:
+                found[f"{table.name} pull"] = f"{replica.gate.chosen}: {replica.gate.reason}"
+        return found
 
     def _take_place(self, table: AnyTable, job_clock: int | None) -> None:
         """Be at one clock of the job in all tables; see `TableOpened.job_clock`.

@@ -68,7 +68,7 @@ class Worker(WorkerIdentity, KeepsState):
         self._planned = 0
         self._open_step = False
         self._ticking = False
-        self._reports = Reports(postoffice, self._customers, self._tables.measure)
+        self._reports = Reports(postoffice, self._customers, self._tables)
         self._closed = False
 
     def __repr__(self) -> str:

@@ -130,7 +130,7 @@ def picture(document: dict[str, Any]) -> RenderableType:
     parts: list[RenderableType] = [escape(summary(document)), _nodes(document)]
     if document["tables"]:
         parts.append(_tables(document))
-    parts += [escape(line) for line in (*waits(document), *slowness(document))]
+    parts += [escape(line) for line in (*waits(document), *slowness(document), *choices(document))]
     parts.append(
         "bytes  " + ", ".join(f"{cause} {size(n)}" for cause, n in document["bytes"].items())
     )
@@ -190,6 +190,13 @@ def _part(part: dict[str, Any]) -> str:
     """Return one server's part of a table: the keys of a dense one, the rows of a sparse one."""
     held = f"{part['rows']} rows" if "rows" in part else f"{part['begin']}..{part['end']}"
     return f"{part['server']}: {held} ({size(part['bytes'])})"
+
+
+def choices(document: dict[str, Any]) -> Iterator[str]:
+    """Yield one line for each thing that workers have chosen by themselves, and why."""
+    for node in document["workers"]:
+        for what, choice in sorted(node["choices"].items()):
+            yield f"worker {node['rank']} chose for {what} {choice}"
 
 
 def waits(document: dict[str, Any]) -> Iterator[str]:

@@ -22,6 +22,7 @@ from aiops_protocol.message import (
     OBSERVER,
     SCHEDULER,
     WORKER,
+    Choices,
     Count,
     Counters,
     Document,
@@ -273,8 +274,9 @@ class StopAt(Message, frozen=True, tag=True, kw_only=True):
 class NodeReport(Message, frozen=True, tag=True, kw_only=True):
     """Server or worker to scheduler: what it counted, about once a second and at its end.
 
-    `clock_offset_ns` is wall clock minus monotonic clock, to lay spans of several hosts on
-    one axis.
+    `choices` tells what a worker has chosen by itself, and why, by what was to be chosen: for
+    `weights push` a codec. `clock_offset_ns` is wall clock minus monotonic clock, to lay spans of
+    several hosts on one axis.
     """
 
     senders = MEMBER
@@ -283,6 +285,7 @@ class NodeReport(Message, frozen=True, tag=True, kw_only=True):
     counters: Counters = msgspec.field(default_factory=dict)
     latency: Latency = msgspec.field(default_factory=dict)
     metrics: Metrics = msgspec.field(default_factory=dict)
+    choices: Choices = msgspec.field(default_factory=dict)
     rounds: Rounds = msgspec.field(default_factory=dict)
     spans: Spans = msgspec.field(default_factory=list)
     spans_dropped: Count = 0

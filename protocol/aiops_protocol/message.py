@@ -83,6 +83,7 @@ Span: TypeAlias = tuple[Key, int, int, int | None]
 Spans: TypeAlias = Annotated[list[Span], Meta(max_length=REPORT_SPANS_MAX)]
 Counters: TypeAlias = Annotated[dict[Key, int], Meta(max_length=REPORT_NAMES_MAX)]
 Metrics: TypeAlias = Annotated[dict[Key, float], Meta(max_length=REPORT_NAMES_MAX)]
+Choices: TypeAlias = Annotated[dict[Key, Text], Meta(max_length=REPORT_NAMES_MAX)]
 
 Histogram: TypeAlias = Annotated[dict[int, int], Meta(max_length=HISTOGRAM_BUCKETS_MAX)]
 """Bucket number to count."""

@@ -18,7 +18,7 @@ from aiops.errors import ConfigError, TableMismatch
 from aiops.optim import SGD, Add
 from aiops.shards.replica import Replica
 from aiops_protocol.payload import Float32Array
-from local_jobs import local_job, random_array, rank_ordered_mean, same_bits
+from local_jobs import local_job, random_array, rank_ordered_mean, same_bits, until
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
 
@@ -172,14 +172,14 @@ async def test_auto_gives_the_same_bits_to_all_whatever_they_wish(
             assert np.linalg.norm(pulled[0] - exact) <= np.linalg.norm(exact)
             lossy += not np.allclose(pulled[0], exact, atol=1e-4)
         stats = a.stats()["compression"]["w"]["pull"]
-        metrics = a._tables.measure()
+        choices = a._tables.choices()
         plain = tables[0].core.replica
         assert plain is not None
     assert 0 < lossy < len(wishes) - 3
     assert stats["pulls"] == len(wishes)
     assert stats["bytes_received"] < stats["bytes_meant"] * 0.8
     assert stats["chosen"] == "int8"
-    assert metrics["compression.w.pull.int8"] == 1.0
+    assert choices["w pull"].startswith("int8: ")
 
 
 async def test_on_this_link_auto_leaves_values_as_they_are() -> None:
@@ -192,6 +192,10 @@ async def test_on_this_link_auto_leaves_values_as_they_are() -> None:
         stats = worker.stats()["compression"]["w"]["pull"]
         assert stats["chosen"] in PULL_CANDIDATES
         assert "Mbit/s" in stats["reason"]
+        worker._reports.send()
+        await until(lambda: cluster.status()["workers"][0]["choices"])
+        told = cluster.status()["workers"][0]["choices"]
+        assert told == {"w pull": f"{stats['chosen']}: {stats['reason']}"}
 
 
 async def test_both_directions_save_more_than_one() -> None:

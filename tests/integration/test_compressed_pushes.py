@@ -19,7 +19,7 @@ from aiops.errors import ConfigError, TableMismatch, UsageError
 from aiops.optim import SGD, Add, Momentum
 from aiops_protocol.codecs import mix
 from aiops_protocol.payload import Float32Array
-from local_jobs import local_job, random_array, rank_ordered_mean, same_bits, together
+from local_jobs import local_job, random_array, rank_ordered_mean, same_bits, together, until
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
 
@@ -302,6 +302,10 @@ async def test_auto_chooses_and_says_why() -> None:
         assert stats["codec"] == "auto"
         assert stats["chosen"] in CANDIDATES
         assert "Mbit/s" in stats["reason"]
+        worker._reports.send()
+        await until(lambda: cluster.status()["workers"][0]["choices"])
+        told = cluster.status()["workers"][0]["choices"]
+        assert told == {"w push": f"{stats['chosen']}: {stats['reason']}"}
         rest = held({**_zeros(), **worker.state_dict()})
         np.testing.assert_allclose(await table.pull() + rest, total, atol=1e-3)
     async with local_job(1) as cluster, cluster.connect() as worker:

@@ -333,7 +333,7 @@ def test_after_the_end_nothing_happens_any_more() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"servers": 0},
+        {"servers": -1},
         {"servers": SERVERS_MAX + 1},
         {"workers": -1},
         {"workers": WORKERS_MAX + 1},
