@@ -19,10 +19,11 @@ from typing import Final
 
 import numpy as np
 
+from aiops.checks import check_count, check_timeout
 from aiops.collective.call import REDUCTIONS, Array, Call, difference
 from aiops.collective.cost_model import IN_PROCESS, Choice, choose
 from aiops.collective.execution import Execution, Message
-from aiops.collective.member import Member
+from aiops.collective.member import Member, explained_bytes
 from aiops.collective.schedule import Algorithm, Groups
 from aiops.errors import (
     AiopsError,
@@ -82,11 +83,11 @@ class InProcessRing:
         groups: Groups | None = None,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
+        self.world_size = world_size = check_count(world_size, "InProcessRing: world_size")
         if world_size < 1:
             raise UsageError(f"InProcessRing: world_size is {world_size}; at least 1 is needed")
-        self.world_size = world_size
         self.groups = groups
-        self.timeout_s = timeout_s
+        self.timeout_s = check_timeout(timeout_s, "InProcessRing")
         self.trace: deque[Message] = deque(maxlen=TRACE_MESSAGES_MAX if trace else 0)
         self._lock = threading.Lock()
         self._meetings: dict[int, _Meeting] = {}
@@ -103,7 +104,7 @@ class InProcessRing:
         UsageError
             There is no such rank.
         """
-        if not 0 <= rank < self.world_size:
+        if check_count(rank, "member: rank") >= self.world_size:
             raise UsageError(f"member: rank is {rank}; ranks are 0 to {self.world_size - 1}")
         return self._members[rank]
 
@@ -300,8 +301,14 @@ class InProcessMember(Member):
             Elements of the array.
         item_bytes
             Size of an element.
+
+        Raises
+        ------
+        UsageError
+            There is no such kind of call, or a size is negative.
         """
-        return choose(kind, self.world_size, count * item_bytes, IN_PROCESS, in_process=True)
+        size = explained_bytes(kind, count, item_bytes)
+        return choose(kind, self.world_size, size, IN_PROCESS, in_process=True)
 
     def _choose(self, kind: str, count: int, item_bytes: int) -> Algorithm:
         return self.explain(kind, count, item_bytes=item_bytes).algorithm

@@ -8,6 +8,7 @@ arrays are fused into buckets. How a call is performed is the business of what d
 from __future__ import annotations
 
 import asyncio
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias, get_args
@@ -15,13 +16,23 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 import numpy as np
 from numpy.typing import DTypeLike
 
+from aiops.checks import check_count
 from aiops.collective.buckets import Bucket, fuse
 from aiops.collective.call import DTYPES, REDUCTIONS, Array, Call
 from aiops.collective.schedule import Algorithm
 from aiops.collective.steps import chunk_spans
 from aiops.errors import UsageError
 
-__all__ = ["BUCKET_BYTES", "AlgorithmChoice", "Member", "Order", "Reduction", "check_arrays"]
+__all__ = [
+    "BUCKET_BYTES",
+    "AlgorithmChoice",
+    "Member",
+    "Order",
+    "Reduction",
+    "check_arrays",
+    "check_shape",
+    "explained_bytes",
+]
 
 Reduction: TypeAlias = Literal["sum", "mean", "max", "min"]
 Order: TypeAlias = Literal["any", "rank"]
@@ -30,6 +41,29 @@ AlgorithmChoice: TypeAlias = Algorithm | Literal["auto"]
 BUCKET_BYTES: Final = 32 * 1024 * 1024
 """Arrays of a list are fused up to this size: the fixed cost of a call is then a hundredth of it
 (0.1 ms in 10 ms over loopback), and larger buckets would only take more memory."""
+
+
+EXPLAINED: Final = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
+
+
+def explained_bytes(kind: object, count: object, item_bytes: object) -> int:
+    """Check the arguments of `explain`, and return the bytes of the array."""
+    if kind not in EXPLAINED:
+        raise UsageError(f"explain: kind is {kind!r}; there are: {', '.join(EXPLAINED)}")
+    return check_count(count, "explain: count") * check_count(item_bytes, "explain: item_bytes")
+
+
+def check_shape(shape: object, dtype: DTypeLike) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """Return the type and the sizes of an array to be made; `UsageError` if they cannot be."""
+    what = f"empty: shape is {shape!r}, dtype {dtype}; numbers and sizes from 0 up"
+    given = shape if isinstance(shape, tuple | list) else (shape,)
+    try:
+        kind, sizes = np.dtype(dtype), tuple(map(operator.index, given))
+    except TypeError:
+        raise UsageError(what) from None
+    if kind.hasobject or any(size < 0 for size in sizes):
+        raise UsageError(what)
+    return kind, sizes
 
 
 class Member(ABC):
@@ -75,8 +109,17 @@ class Member(ABC):
     # --- calls ---
 
     def empty(self, shape: int | tuple[int, ...], dtype: DTypeLike = np.float32) -> Array:
-        """Make an array in the memory that this ring moves best; its content is arbitrary."""
-        return np.empty(shape, dtype)
+        """Make an array in the memory that this ring moves best; its content is arbitrary.
+
+        Raises
+        ------
+        UsageError
+            The type holds Python objects, or a length is negative.
+        MemoryError
+            There is not so much memory.
+        """
+        kind, sizes = check_shape(shape, dtype)
+        return np.empty(sizes, kind)
 
     async def all_reduce(
         self,

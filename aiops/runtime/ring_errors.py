@@ -34,11 +34,12 @@ def aborted(
     """
     if cause == "mismatch":
         return CollectiveMismatch(text)
-    what = f"ring {ring}" if call is None else call_name(ring, call)
-    elapsed_s = call.elapsed_s if call is not None else 0.0
-    said = text if timed_out else f"{what} has no effect on any member: {text}"
-    if call is not None and not timed_out:
-        said += f" (after {elapsed_s:.2f} s)"
+    elapsed_s, said = 0.0, text
+    if call is not None:
+        elapsed_s = call.elapsed_s
+        if not timed_out:
+            what = call_name(ring, call)
+            said = f"{what} has no effect on any member: {text} (after {elapsed_s:.2f} s)"
     cls = CollectiveTimeout if timed_out else CollectiveAborted
     return cls(
         said,

@@ -468,7 +468,7 @@ class RingGroup:
             self.stop("left", text)
         elif self.over is None:
             self._report("left", text)
-            self.over = aborted(self.name, None, "left", "this worker has finished", ())
+            self.over = aborted(self.name, None, "left", "this worker has left it, or finished", ())
             for peer in self.peers.values():
                 peer.close()
             self._cancel_timers()

@@ -14,11 +14,18 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike
 
-from aiops.checks import check_count, check_timeout
+from aiops.checks import check_timeout
 from aiops.collective.buckets import Bucket
 from aiops.collective.call import REDUCTIONS, Array, Call
 from aiops.collective.cost_model import LOOPBACK, Choice, choose
-from aiops.collective.member import AlgorithmChoice, Member, Order, Reduction, check_arrays
+from aiops.collective.member import (
+    AlgorithmChoice,
+    Member,
+    Order,
+    Reduction,
+    check_arrays,
+    explained_bytes,
+)
 from aiops.collective.plan import Plan, make_plan
 from aiops.collective.schedule import Algorithm, Groups
 from aiops.collective.steps import Schedule, Span, chunk_spans
@@ -40,9 +47,6 @@ CALL_TIMEOUT_S: Final = 600.0
 
 PREPARED_MAX: Final = 1024
 """Different calls whose plans are kept: arrays of a model, and some more."""
-
-
-EXPLAINED: Final = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
 
 
 class Ring(Member):
@@ -211,9 +215,7 @@ class Ring(Member):
         UsageError
             There is no such kind of call, or a size is negative.
         """
-        if kind not in EXPLAINED:
-            raise UsageError(f"explain: kind is {kind!r}; there are: {', '.join(EXPLAINED)}")
-        size = check_count(count, "explain: count") * check_count(item_bytes, "explain: item_bytes")
+        size = explained_bytes(kind, count, item_bytes)
         return choose(kind, self.world_size, size, LOOPBACK)
 
     async def leave(self) -> None:

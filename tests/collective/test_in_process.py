@@ -20,7 +20,6 @@ from aiops.collective.counts import all_reduce_counts
 from aiops.collective.schedule import ALGORITHMS, Algorithm
 from aiops.collective.steps import chunk_spans
 from aiops.errors import (
-    AiopsError,
     CollectiveAborted,
     CollectiveMismatch,
     CollectiveTimeout,
@@ -349,11 +348,25 @@ async def test_a_wrong_call_is_refused_before_anybody_is_asked(call: Any, words:
     assert await everybody(ring, lambda m: m.barrier()) == [None] * 2
 
 
-def test_a_ring_has_members() -> None:
-    with pytest.raises(UsageError, match="at least 1"):
-        InProcessRing(0)
-    with pytest.raises(AiopsError, match="ranks are 0 to 1"):
-        InProcessRing(2).member(2)
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: InProcessRing(0), "at least 1"),
+        (lambda: InProcessRing("2"), "world_size is '2'; .* whole number"),  # type: ignore[arg-type]
+        (lambda: InProcessRing(2.5), "world_size is 2.5; .* whole number"),  # type: ignore[arg-type]
+        (lambda: InProcessRing(2, timeout_s=0), "timeout_s is 0; .* above 0"),
+        (lambda: InProcessRing(2).member(2), "ranks are 0 to 1"),
+        (lambda: InProcessRing(2).member("0"), "rank is '0'"),  # type: ignore[arg-type]
+        (lambda: InProcessRing(1).member(0).explain("sum", 5), "there are: all_reduce"),
+        (lambda: InProcessRing(1).member(0).explain("all_reduce", -5), "count is -5"),
+        (lambda: InProcessRing(1).member(0).empty("x"), "shape is 'x'"),  # type: ignore[arg-type]
+        (lambda: InProcessRing(1).member(0).empty(-1), "sizes from 0 up"),
+        (lambda: InProcessRing(1).member(0).empty(1, object), "dtype <class 'object'>"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_words(call: Callable[[], object], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        call()
 
 
 def test_the_reason_for_an_algorithm_can_be_printed() -> None:

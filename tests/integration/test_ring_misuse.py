@@ -365,3 +365,16 @@ async def test_who_calls_too_seldom_is_named(transport: str) -> None:
             await ring.barrier()
 
     await two(member, transport)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_memory_that_there_is_not_and_a_ring_that_was_left(transport: str) -> None:
+    async def member(ring: Ring) -> None:
+        with pytest.raises(MemoryError, match=r"4611686018427387904 bytes|allocate"):
+            ring.empty(2**60)
+        await ring.barrier()
+        await ring.leave()
+        with pytest.raises(CollectiveAborted, match=r"reform.*this worker has left it"):
+            await ring.all_reduce(ones())
+
+    await two(member, transport)

@@ -8,7 +8,6 @@ told by `links.py`, how it is mapped by `mapping.py`.
 from __future__ import annotations
 
 import mmap
-import operator
 import os
 import weakref
 from bisect import bisect_right
@@ -19,6 +18,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from aiops.collective.member import check_shape
 from aiops.collective.shared import mapping
 from aiops.collective.shared.mapping import (
     address_of,
@@ -27,7 +27,6 @@ from aiops.collective.shared.mapping import (
     map_file,
     map_movable,
 )
-from aiops.errors import UsageError
 
 __all__ = ["Arena", "Location", "Segment", "create_segment"]
 
@@ -92,19 +91,6 @@ class _Region:
         self.address, self.segment, self.size = address, segment, segment.size
 
 
-def _checked(shape: object, dtype: DTypeLike) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """Return the type and the sizes of an array to be made; `UsageError` if they cannot be."""
-    what = f"empty: shape is {shape!r}, dtype {dtype}; numbers and sizes from 0 up"
-    given = shape if isinstance(shape, tuple | list) else (shape,)
-    try:
-        kind, sizes = np.dtype(dtype), tuple(map(operator.index, given))
-    except TypeError:
-        raise UsageError(what) from None
-    if kind.hasobject or any(size < 0 for size in sizes):
-        raise UsageError(what)
-    return kind, sizes
-
-
 class Arena:
     """The shared memory of one process: segments, and arrays in them.
 
@@ -150,13 +136,18 @@ class Arena:
         ------
         UsageError
             The type holds Python objects, or a length is negative.
+        MemoryError
+            There is not so much memory to share.
         """
-        kind, sizes = _checked(shape, dtype)
+        kind, sizes = check_shape(shape, dtype)
         size = prod(sizes) * kind.itemsize
-        if size <= SLAB_BYTES // 16:
-            raw = self._carve(size)
-        else:
-            raw = self._make(size, movable=can_exchange())[:size]
+        try:
+            if size <= SLAB_BYTES // 16:
+                raw = self._carve(size)
+            else:
+                raw = self._make(size, movable=can_exchange())[:size]
+        except (OSError, OverflowError) as error:
+            raise MemoryError(f"empty: {size} bytes cannot be shared: {error}") from error
         return raw.view(kind).reshape(sizes)
 
     def _carve(self, size: int) -> Array:
