@@ -25,7 +25,7 @@ from aiops.van import TcpVan
 from aiops.van.base import Address, Listener, Stream, Van
 from aiops.van.link import Link
 from aiops_protocol.codec import encode
-from aiops_protocol.control import ClusterState, ControlMessage, Join, Leave, NodeReport
+from aiops_protocol.control import ClusterState, ControlMessage, Join, Joined, Leave, NodeReport
 from aiops_protocol.dialogue_control import Heard, OpenDialogue
 from aiops_protocol.errors import ErrorCode, UnexpectedFrame
 from aiops_protocol.frames import Control, Frame
@@ -231,6 +231,7 @@ class Scheduler:
 
     def _take(self, speaker: Speaker, message: ControlMessage) -> None:
         """Handle a message that counts."""
+        self._tell_news_to(speaker.number)  # what was before it: who leaves is told no more
         if speaker.dialogue.take() or isinstance(message, Leave):
             speaker.tell_heard()
         if isinstance(message, Join):
@@ -317,6 +318,7 @@ class Scheduler:
 
     def _perform(self, actions: list[Action]) -> None:
         told: ControlMessage | None = None
+        joined: int | None = None
         header: Buffer = b""
         payload: Buffer = b""
         for action in actions:
@@ -324,7 +326,11 @@ class Scheduler:
                 case Tell(message=ClusterState() as state, peer=peer):
                     if self._news.put(state, peer):
                         asyncio.get_running_loop().call_soon(self._tell_news)
+                    if peer == joined:  # who comes in sees itself there, and at once
+                        self._tell_news_to(peer)
                 case Tell(message=message, peer=peer):
+                    if isinstance(message, Joined):
+                        joined = peer
                     if message is not told:  # what goes to everybody is encoded once
                         told = message
                         header, payload = encode(Control(message))
