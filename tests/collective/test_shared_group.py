@@ -294,6 +294,79 @@ async def test_cancelling_leaves_the_array_as_it_was(count: int) -> None:
         them.groups[0].verdict(0, Stopped)  # nobody waits for it
 
 
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("kind", ["all_reduce", "reduce_scatter", "broadcast"])
+async def test_who_is_cancelled_keeps_its_array_until_nobody_reads_it(
+    kind: Any, shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other member is slow: what the first one does with its array then must not matter."""
+    async with members(2) as them:
+        first, second = them.groups
+        arrays = [arena.empty(LARGE) for arena in them.arenas] if shared else numbers(2, LARGE)
+        for array, values in zip(arrays, numbers(2, LARGE), strict=True):
+            array[:] = values
+        op = "" if kind == "broadcast" else "sum"
+        call = Call(kind, LARGE, ((LARGE,),), op=op)
+        expected = arrays[0].copy() if kind == "broadcast" else left_fold(arrays)
+        go, work = asyncio.Event(), "_reduce" if op else "_copy"
+        performed = getattr(second, work)
+
+        async def slowly(*arguments: Any) -> None:
+            await go.wait()
+            await performed(*arguments)
+
+        monkeypatch.setattr(second, work, slowly)
+        slow = asyncio.ensure_future(second.perform(call, arrays[1]))
+        task = asyncio.ensure_future(first.perform(call, arrays[0]))
+        while not first.voted:
+            await asyncio.sleep(0)
+        for _ in range(3):
+            task.cancel()
+            await turns()
+        assert not task.done()
+        go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        chunk = slice(0, LARGE // 2) if kind == "reduce_scatter" else slice(None)
+        assert np.array_equal(arrays[0][chunk], expected[chunk])
+        arrays[0][:] = 7
+        await slow
+        chunk = slice(LARGE // 2, None) if kind == "reduce_scatter" else slice(None)
+        assert np.array_equal(arrays[1][chunk], expected[chunk])
+        for array, values in zip(arrays, numbers(2, LARGE), strict=True):
+            array[:] = values  # and the group goes on
+        await them.all(all_reduce(LARGE), arrays)
+        assert np.array_equal(arrays[0], left_fold(numbers(2, LARGE)))
+
+
+async def test_who_is_cancelled_after_its_vote_hears_the_verdict() -> None:
+    async with members(2) as them:
+        arrays = numbers(2, LARGE)
+        before = arrays[0].copy()
+        first, second = them.groups
+        go, reduce = asyncio.Event(), second._reduce
+        second._reduce = lambda *given: go.wait()  # type: ignore[method-assign,assignment]
+        slow = asyncio.ensure_future(second.perform(all_reduce(LARGE), arrays[1]))
+        task = asyncio.ensure_future(first.perform(all_reduce(LARGE), arrays[0]))
+        while not first.voted:
+            await asyncio.sleep(0)
+        task.cancel()
+        await turns()
+        for group in them.groups:
+            group.stop(Stopped)
+        task.cancel()
+        await turns()
+        assert not task.done()
+        first.verdict(0, Stopped)
+        with pytest.raises(Stopped):
+            await task
+        assert np.array_equal(arrays[0], before)
+        go.set()
+        second._reduce = reduce  # type: ignore[method-assign]
+        with pytest.raises(Stopped):
+            await slow
+
+
 async def test_the_end_of_a_member_is_noticed_by_all_others() -> None:
     async with members(3) as them:
         await them.all(all_reduce(10), numbers(3, 10))

@@ -11,11 +11,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from aiops.collective.call import REDUCTIONS, Call
+from aiops.collective.call import REDUCTIONS, Call, difference
 from aiops.collective.shared.board import TEXT_BYTES
 from aiops.collective.steps import Span, chunk_spans
+from aiops.errors import CollectiveMismatch
 
-__all__ = ["call_of", "combine", "contributions", "text_of"]
+__all__ = ["call_of", "check_same", "combine", "contributions", "text_of"]
 
 Array = NDArray[Any]
 
@@ -53,3 +54,11 @@ def text_of(call: Call) -> bytes:
 def call_of(text: bytes) -> Call:
     """Read what `text_of` has written."""
     return msgspec.json.decode(text, type=Call)
+
+
+def check_same(names: Sequence[str], texts: Sequence[bytes]) -> None:
+    """Raise `CollectiveMismatch` if the calls of members differ: of the same two on all of them."""
+    for name, text in zip(names, texts, strict=True):
+        if text != texts[0]:
+            words = difference(names[0], call_of(texts[0]), name, call_of(text))
+            raise CollectiveMismatch(words or f"{names[0]} and {name} gave different lists")

@@ -30,22 +30,15 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from aiops.collective.call import Call, difference
-from aiops.collective.shared.board import (
-    BOARD_BYTES,
-    NONE,
-    SMALL_BYTES,
-    Board,
-    Facts,
-    fence,
-)
-from aiops.collective.shared.calls import call_of, combine, contributions, text_of
+from aiops.collective.call import Call
+from aiops.collective.shared.board import BOARD_BYTES, NONE, SMALL_BYTES, Board, Facts, fence
+from aiops.collective.shared.calls import check_same, combine, contributions, text_of
 from aiops.collective.shared.links import ShareLink
 from aiops.collective.shared.memory import BOARD, GroupMemory
 from aiops.collective.shared.pages import Arena, Location
 from aiops.collective.shared.reading import Reading
 from aiops.collective.steps import Span
-from aiops.errors import Closed, CollectiveMismatch
+from aiops.errors import Closed
 
 __all__ = ["SharedGroup"]
 
@@ -118,6 +111,7 @@ class SharedGroup:
         self._links = links
         self._flags = 0
         self._performing = False
+        self._interrupted: asyncio.CancelledError | None = None  # comes when a call is complete
         self._closed = False
         self._stopped: Callable[[], Exception] | None = None
         self._doubtful: asyncio.Future[None] | None = None
@@ -162,13 +156,15 @@ class SharedGroup:
         Notes
         -----
         When it is cancelled, the call is in effect for nobody if `voted` is still below its number;
-        the owner then has to `stop` the group. Otherwise the others may have the result; here the
-        array is as it was.
+        the owner then has to `stop` the group. Otherwise the others may have the result. Of a small
+        array they have copies, and it is as it was; from a large one they may still read, so it
+        is held until they have the result, and has it, too.
         """
         self._refuse()
         self.begun = number = self.begun + 1
         self._flags = flags
         self._performing = True
+        self._interrupted = None
         try:
             self._memory.tell_dropped()
             if len(self._boards) < self.size:
@@ -179,6 +175,8 @@ class SharedGroup:
                 await self._perform_large(call, flat, number)
             chunk = contributions(call, self.size)[self.index].elements * flat.itemsize
             self.reading.count(call, flat.nbytes, chunk, at_once=flat.nbytes <= SMALL_BYTES)
+            if self._interrupted is not None:
+                raise self._interrupted
         except Exception as error:
             if self._stopped is None:
                 raise
@@ -244,7 +242,7 @@ class SharedGroup:
         self.voted = number
         self._vote = Board.VOTED
         self._tell(Board.VOTED, number)
-        await self._until(partial(self._all, Board.VOTED, number), number)
+        await self._all_voted(number)
         self.done = number
         memory.trim()
         if spare is None:
@@ -280,12 +278,7 @@ class SharedGroup:
         """Look whether all members mean the same; all find the same two of whom they speak."""
         for board in self._boards.values():
             self._flags |= board.flags(number)
-        texts = [self._boards[member].text(number) for member in range(self.size)]
-        for member, text in enumerate(texts):
-            if text != texts[0]:
-                first, other = self._names[0], self._names[member]
-                words = difference(first, call_of(texts[0]), other, call_of(text))
-                raise CollectiveMismatch(words or f"{first} and {other} gave different lists")
+        check_same(self._names, [self._boards[at].text(number) for at in range(self.size)])
 
     async def _reduce(
         self, call: Call, flat: Array, mine: Span, places: Sequence[Array], number: int
@@ -334,10 +327,34 @@ class SharedGroup:
         step = TURN_BYTES // source.itemsize
         for begin in range(0, source.size, step):
             if begin:
-                await asyncio.sleep(0)
+                await self._turn()
             np.copyto(target[begin : begin + step], source[begin : begin + step])
 
     # --- waiting ---
+
+    async def _all_voted(self, number: int) -> None:
+        """Wait until no member reads this one's array any more; cancelling comes afterwards."""
+        true = partial(self._all, Board.VOTED, number)
+        while True:
+            try:
+                if self._interrupted is None:
+                    await self._until(true, number)
+                elif self._stopped is not None:
+                    await self._judged(number)
+                elif not true():
+                    await self._sleep(true, number)
+                return
+            except asyncio.CancelledError as error:
+                self._interrupted = error
+
+    async def _turn(self) -> None:
+        """Let others have the loop; a result that is in effect is copied to its end."""
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError as error:
+            if self.done < self.begun:
+                raise
+            self._interrupted = error
 
     def _tell(self, word: int, number: int) -> None:
         fence()
@@ -419,12 +436,9 @@ class SharedGroup:
 
     def missing(self) -> list[int]:
         """Return the members that have not come to the call that this one has come to."""
-        here = range(self.size)
-        return [
-            member
-            for member in here
-            if member not in self._boards or self._boards[member].words[Board.ARRIVED] < self.begun
-        ]
+        boards = self._boards
+        come = [at for at in boards if boards[at].words[Board.ARRIVED] >= self.begun]
+        return [member for member in range(self.size) if member not in come]
 
     @property
     def in_doubt(self) -> bool:
