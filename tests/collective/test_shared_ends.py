@@ -1,0 +1,209 @@
+"""How calls through shared memory end early: stopped, judged, cancelled, or with a member."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiops.collective.call import Call
+from aiops.collective.shared import supported
+from aiops.collective.shared.links import ShareLink
+from aiops.collective.shared.pages import Segment, create_segment
+from shared_members import (
+    LARGE,
+    Stopped,
+    all_reduce,
+    left_fold,
+    members,
+    numbers,
+    turns,
+)
+
+pytestmark = pytest.mark.skipif(not supported(), reason="shared memory needs Linux")
+
+BOTH_LOOPS = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
+
+
+@pytest.mark.parametrize("count", [10, LARGE])
+async def test_who_has_not_voted_stops_at_once_and_keeps_its_input(count: int) -> None:
+    """One member never comes. A large call has no vote of the others yet and ends; in a small one
+    their coming was the vote, and they wait for the verdict."""
+    async with members(3) as them:
+        arrays = numbers(3, count)
+        before = [array.copy() for array in arrays]
+        tasks = [
+            asyncio.ensure_future(group.perform(all_reduce(count), array))
+            for group, array in zip(them.groups[:2], arrays, strict=False)
+        ]
+        await turns()
+        assert them.groups[0].missing() == [2]
+        for group in them.groups[:2]:
+            group.stop(Stopped)
+        await turns()
+        small = count == 10
+        assert [task.done() for task in tasks] == [not small] * 2
+        assert [group.in_doubt for group in them.groups[:2]] == [small] * 2
+        for group in them.groups[:2]:
+            group.verdict(0, Stopped)
+        for task in tasks:
+            with pytest.raises(Stopped):
+                await task
+        assert all(np.array_equal(a, b) for a, b in zip(arrays, before, strict=True))
+        with pytest.raises(Stopped):  # nor is there anything later
+            await them.groups[0].perform(all_reduce(count), arrays[0])
+
+
+@pytest.mark.parametrize("count", [10, LARGE])
+async def test_the_verdict_can_be_that_it_is_in_effect(count: int) -> None:
+    """Another member has seen all votes: those that were stopped before they saw them follow."""
+    async with members(2) as them:
+        arrays = numbers(2, count)
+        expected = left_fold(arrays)
+        first, second = them.groups
+        task = asyncio.ensure_future(first.perform(all_reduce(count), arrays[0]))
+        await turns()
+        slow = asyncio.ensure_future(second.perform(all_reduce(count), arrays[1]))
+        while not first.voted or not second.voted:
+            await asyncio.sleep(0)
+        first.stop(Stopped)
+        await slow
+        assert second.done == 1
+        first.verdict(1, Stopped)
+        await task
+        assert first.done == 1
+        assert {array.tobytes() for array in arrays} == {expected.tobytes()}
+
+
+async def test_a_verdict_may_come_before_anybody_waits_for_it() -> None:
+    async with members(2) as them:
+        array = np.ones(10, np.float32)
+        task = asyncio.ensure_future(them.groups[0].perform(all_reduce(10), array))
+        await turns()
+        them.groups[0].verdict(0, Stopped)
+        with pytest.raises(Stopped):
+            await task
+
+
+@pytest.mark.parametrize("count", [10, LARGE])
+async def test_cancelling_leaves_the_array_as_it_was(count: int) -> None:
+    async with members(2) as them:
+        arrays = numbers(2, count)
+        before = arrays[0].copy()
+        task = asyncio.ensure_future(them.groups[0].perform(all_reduce(count), arrays[0]))
+        await turns()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert np.array_equal(arrays[0], before)
+        assert them.groups[0].voted == (1 if count == 10 else 0)
+        them.groups[0].stop(Stopped)
+        them.groups[0].verdict(0, Stopped)  # nobody waits for it
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("kind", ["all_reduce", "reduce_scatter", "broadcast"])
+async def test_who_is_cancelled_keeps_its_array_until_nobody_reads_it(
+    kind: Any, shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other member is slow: what the first one does with its array then must not matter."""
+    async with members(2) as them:
+        first, second = them.groups
+        arrays = [arena.empty(LARGE) for arena in them.arenas] if shared else numbers(2, LARGE)
+        for array, values in zip(arrays, numbers(2, LARGE), strict=True):
+            array[:] = values
+        op = "" if kind == "broadcast" else "sum"
+        call = Call(kind, LARGE, ((LARGE,),), op=op)
+        expected = arrays[0].copy() if kind == "broadcast" else left_fold(arrays)
+        go, work = asyncio.Event(), "_reduce" if op else "_copy"
+        performed = getattr(second, work)
+
+        async def slowly(*arguments: Any) -> None:
+            await go.wait()
+            await performed(*arguments)
+
+        monkeypatch.setattr(second, work, slowly)
+        slow = asyncio.ensure_future(second.perform(call, arrays[1]))
+        task = asyncio.ensure_future(first.perform(call, arrays[0]))
+        while not first.voted:
+            await asyncio.sleep(0)
+        for _ in range(3):
+            task.cancel()
+            await turns()
+        assert not task.done()
+        go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        chunk = slice(0, LARGE // 2) if kind == "reduce_scatter" else slice(None)
+        assert np.array_equal(arrays[0][chunk], expected[chunk])
+        arrays[0][:] = 7
+        await slow
+        chunk = slice(LARGE // 2, None) if kind == "reduce_scatter" else slice(None)
+        assert np.array_equal(arrays[1][chunk], expected[chunk])
+        for array, values in zip(arrays, numbers(2, LARGE), strict=True):
+            array[:] = values  # and the group goes on
+        await them.all(all_reduce(LARGE), arrays)
+        assert np.array_equal(arrays[0], left_fold(numbers(2, LARGE)))
+
+
+async def test_who_is_cancelled_after_its_vote_hears_the_verdict() -> None:
+    async with members(2) as them:
+        arrays = numbers(2, LARGE)
+        before = arrays[0].copy()
+        first, second = them.groups
+        go, reduce = asyncio.Event(), second._reduce
+        second._reduce = lambda *given: go.wait()  # type: ignore[method-assign,assignment]
+        slow = asyncio.ensure_future(second.perform(all_reduce(LARGE), arrays[1]))
+        task = asyncio.ensure_future(first.perform(all_reduce(LARGE), arrays[0]))
+        while not first.voted:
+            await asyncio.sleep(0)
+        task.cancel()
+        await turns()
+        for group in them.groups:
+            group.stop(Stopped)
+        task.cancel()
+        await turns()
+        assert not task.done()
+        first.verdict(0, Stopped)
+        with pytest.raises(Stopped):
+            await task
+        assert np.array_equal(arrays[0], before)
+        go.set()
+        second._reduce = reduce  # type: ignore[method-assign]
+        with pytest.raises(Stopped):
+            await slow
+
+
+async def test_the_end_of_a_member_is_noticed_by_all_others() -> None:
+    async with members(3) as them:
+        await them.all(all_reduce(10), numbers(3, 10))
+        them.groups[1].close()
+        them.groups[1].close()
+        while len(them.lost) < 2:
+            await asyncio.sleep(0)
+        assert sorted(them.lost) == [(0, 1), (2, 1)]
+
+
+async def test_what_a_member_handed_over_before_its_death_is_there() -> None:
+    """It dies with a wake-up of ours unread: the end is a reset, and comes before what it sent."""
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in ends:
+        end.setblocking(False)
+    dying, survivor = map(ShareLink, ends)
+    fd, array = create_segment(10)
+    array[0] = 7
+    dying.made(Segment(-3, fd, array.size))
+    survivor.wake()
+    ends[0].close()
+    errors: list[Exception | None] = []
+    survivor.open(lambda: None, errors.append)
+    while not errors:
+        await asyncio.sleep(0)
+    assert survivor.segments[-3][0] == 7
+    assert "reset" in str(errors[0])
+    survivor.close()
+    os.close(fd)
