@@ -15,11 +15,18 @@ __all__ = ["News"]
 
 
 class News:
-    """The newest membership, and who has not been told it."""
+    """The newest membership, and who has not been told it.
 
-    __slots__ = ("_encoded", "_state", "_untold")
+    Attributes
+    ----------
+    pressing
+        Whether the job has become complete, for which everybody waits; or is so no more.
+    """
+
+    __slots__ = ("_encoded", "_state", "_untold", "pressing")
 
     def __init__(self) -> None:
+        self.pressing = False
         self._state: ClusterState | None = None
         self._encoded: tuple[bytes, Buffer] = (b"", b"")
         self._untold: dict[int, None] = {}  # peers; a set has no order to repeat
@@ -27,6 +34,7 @@ class News:
     def put(self, state: ClusterState, peer: int) -> bool:
         """Keep a membership for a peer; whether nobody was waiting before."""
         if state is not self._state:
+            self.pressing |= self._state is not None and state.ready is not self._state.ready
             self._state, self._encoded = state, encode(Control(state))
         first = not self._untold
         self._untold[peer] = None
@@ -39,4 +47,5 @@ class News:
     def take_all(self) -> tuple[list[int], tuple[bytes, Buffer]]:
         """Return who is to be told now, and the frame."""
         peers, self._untold = list(self._untold), {}
+        self.pressing = False
         return peers, self._encoded

@@ -353,6 +353,8 @@ class Scheduler:
                         self._ended.set_result(action)
                 case Send() | RoundClosed():
                     raise AssertionError(f"a scheduler does not {type(action).__name__}")
+        if self._news.pressing:
+            self._tell_news()
         self._arm()
 
     def _tell(self, peer: int, header: Buffer, payload: Buffer) -> None:

@@ -54,8 +54,10 @@ def test_the_first_error_is_raised_and_the_others_learn_of_it(
     cluster: aiops.blocking.LocalCluster,
 ) -> None:
     heard: list[AiopsError] = []
+    all_here = threading.Barrier(3)  # who still connects would hear of it there
 
     def train(worker: aiops.blocking.Worker) -> None:
+        all_here.wait()
         if worker.rank == 1:
             raise LookupError("no data here")
         try:
