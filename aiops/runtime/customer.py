@@ -182,11 +182,13 @@ class Customer:
         return rest
 
     def _own_unsent(self, operation: Operation) -> None:
-        for rank in {part.server for part in operation.parts}:
+        for rank in {part.server for part in operation.parts if part.server >= 0}:
             self._servers[rank].own()
 
     def _withdraw_all(self, operation: Operation) -> None:
         for part in operation.parts:
+            if part.server < 0:  # nothing was begun for it: one before it has failed
+                continue
             server = self._servers[part.server]
             server.abandon(part)
             server.channel.withdraw(part)
