@@ -160,6 +160,14 @@ class ServerCore:
         drop = Drop(former, ErrorCode.TOO_MANY_CONNECTIONS, text)
         return [drop, *self.disconnected(former)]
 
+    @property
+    def farewell(self) -> str:
+        """Why it ends, for workers: they may read this before the scheduler's word."""
+        failed = self.ended is not None and not self.ended.ok
+        return (
+            f"the server ends: {self.ended.reason}" if failed and self.ended else "the server ends"
+        )
+
     # --- the data path ---
 
     def request(self, peer: int, request: Request, now: float) -> list[Action]:

@@ -482,7 +482,7 @@ class Server:
 
     async def _say_goodbye(self) -> None:
         for link in list(self._links.values()):
-            link.close(ErrorCode.SHUTTING_DOWN, "the server ends")
+            link.close(ErrorCode.SHUTTING_DOWN, self._core.farewell)
         if self._links:
             self._emptied.clear()
             try:

@@ -96,7 +96,7 @@ def worker_freezes(job: Job, policy: str) -> None:
     error = job["worker-1"].error()
     if policy == "fail" and error["type"] == "NodeFailed":
         # The servers have ended with the job, and their goodbyes were read first.
-        assert error["text"].endswith("ended the connection: the server ends"), error
+        assert f"the server ends: {LOST_WORKER} is lost: " in error["text"], error
     else:
         assert error["type"] == "StaleIncarnation", error
         assert "has given this worker up" in error["text"]
