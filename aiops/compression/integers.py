@@ -39,7 +39,7 @@ class _Integers(Blockwise):
         object.__setattr__(self, "stochastic", stochastic)
 
     @property
-    def feedback(self) -> Feedback:  # type: ignore[override]  # chance makes it unbiased
+    def feedback(self) -> Feedback:  # type: ignore[override]  # a constant elsewhere
         """Rounding by chance averages out."""
         return "none" if self.stochastic else "needed"
 

@@ -1,4 +1,8 @@
-"""Codecs around codecs: error feedback, none of it, and one after the other."""
+"""Codecs around codecs: error feedback, none of it, and one after the other.
+
+What `Codec` declares as constants of a class (`feedback`, `lossless`, `elementwise`) depends on the
+codecs inside here, so these are properties; the type checker is told so at each.
+"""
 
 from __future__ import annotations
 
