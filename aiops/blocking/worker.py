@@ -26,11 +26,9 @@ from aiops.errors import AiopsError, Closed, UsageError
 from aiops.init import Initializer
 from aiops.optim import Optimizer
 from aiops.van.base import Van
-from aiops.workers.ring import CALL_TIMEOUT_S
 from aiops.workers.worker import (
     BARRIER_TIMEOUT_S,
     CONNECT_TIMEOUT_S,
-    RING_TIMEOUT_S,
     TABLE_TIMEOUT_S,
 )
 from aiops_protocol.control import Member
@@ -200,14 +198,14 @@ class Worker:
         self,
         name: str,
         *,
-        timeout_s: float = RING_TIMEOUT_S,
-        call_timeout_s: float = CALL_TIMEOUT_S,
-        bind: str = "127.0.0.1:0",
+        timeout_s: float | None = None,
+        call_timeout_s: float | None = None,
+        bind: str | None = None,
         advertise: str | None = None,
         insecure: bool = False,
         transport: str = "auto",
-        topology: str = "rank",
-        connections: int = 1,
+        topology: str | None = None,
+        connections: int | None = None,
     ) -> Ring:
         """Form a ring of all live workers, for collective calls; see `aiops.Worker.ring`."""
         opened = self._loop.call(

@@ -100,6 +100,11 @@ class RingDesk:
         self._strangers: dict[Link, list[RingData]] = {}  # connected, and not yet in a group
         postoffice.rings = self
 
+    @property
+    def listening(self) -> bool:
+        """Whether the door is open."""
+        return self._listener is not None
+
     # --- entering ---
 
     def group(self, name: str) -> RingGroup | None:

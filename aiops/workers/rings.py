@@ -5,20 +5,53 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final, NamedTuple
 
+from aiops.checks import check_flag, check_timeout, is_number
 from aiops.errors import ConfigError, UsageError
 from aiops.runtime.addresses import parse_address
 from aiops.runtime.postoffice import Postoffice
 from aiops.runtime.ring_desk import RingDesk
 from aiops.runtime.ring_peer import CONNECTIONS_MAX
 from aiops.runtime.ring_shared import TRANSPORTS
-from aiops.van.base import Van
-from aiops.workers.ring import Ring
+from aiops.van.base import Address, Van
+from aiops.workers.ring import CALL_TIMEOUT_S, Ring
 
-__all__ = ["Rings"]
+__all__ = ["RingSettings", "Rings"]
 
 TOPOLOGIES: Final = ("rank", "measured")
+
+RING_TIMEOUT_S: Final = 60.0
+"""How long forming a ring may take: the other workers come when they are as far."""
+
+OWN: Final[dict[str, Any]] = {
+    "timeout_s": RING_TIMEOUT_S,
+    "call_timeout_s": CALL_TIMEOUT_S,
+    "topology": TOPOLOGIES[0],
+}
+"""Each ring has its own."""
+
+DOOR: Final[dict[str, Any]] = {
+    "bind": Address("127.0.0.1", 0),
+    "advertise": None,
+    "insecure": False,
+    "transport": TRANSPORTS[0],
+    "connections": 1,
+}
+"""All rings of a worker have the same."""
+
+
+class RingSettings(NamedTuple):
+    """What `Worker.ring` was asked for; `None` is what was left to the ring that is known."""
+
+    timeout_s: float | None
+    call_timeout_s: float | None
+    topology: str | None
+    bind: str | None
+    advertise: str | None
+    insecure: bool
+    transport: str
+    connections: int | None
 
 
 class Rings:
@@ -28,77 +61,82 @@ class Rings:
         self._van = van
         self._postoffice = postoffice
         self._desk: RingDesk | None = None
-        self._rings: dict[str, Ring] = {}
+        self._first: dict[str, object] = {}  # what the first ring has settled for all
+        self._rings: dict[str, tuple[Ring, dict[str, object]]] = {}
         self._opening: dict[str, asyncio.Lock] = {}  # by name: rings do not wait for each other
         self._finished = False
 
-    async def open(
-        self,
-        name: str,
-        timeout_s: float,
-        call_timeout_s: float,
-        door: tuple[str, str | None, bool, str, int],
-        topology: str,
-    ) -> Ring:
-        """Return the ring of this name; enter it first if it is not known here.
-
-        `door` are the settings `bind`, `advertise`, `insecure`, `transport` and `connections` of
-        `Worker.ring`.
-        """
-        if topology not in TOPOLOGIES:
-            raise UsageError(f"ring: topology is {topology!r}; it can be {_either(TOPOLOGIES)}")
+    async def open(self, name: str, asked: RingSettings) -> Ring:
+        """Return the ring of this name; enter it first if it is not known here."""
+        own = _own_settings(name, asked)
         if self._finished:
             raise UsageError(f"ring {name}: this worker has finished, and takes part in no ring")
-        desk = self._open_desk(*door)
+        desk = self._open_desk(asked)
         async with self._opening.setdefault(name, asyncio.Lock()):
             if name not in self._rings:
-                group = await desk.enter(name, timeout_s)
-                ring = Ring(name, desk, group, timeout_s, call_timeout_s, topology)
-                await ring._arrange()
-                self._rings[name] = ring
-            return self._rings[name]
-
-    def _open_desk(
-        self, bind: str, advertise: str | None, insecure: bool, transport: str, connections: int
-    ) -> RingDesk:
-        if transport not in TRANSPORTS:
-            raise UsageError(f"ring: transport is {transport!r}; it can be {_either(TRANSPORTS)}")
-        if not 1 <= connections <= CONNECTIONS_MAX:
-            raise UsageError(
-                f"ring: connections is {connections}; it can be 1 to {CONNECTIONS_MAX}"
-            )
-        if self._desk is None:
-            address = parse_address(bind, "bind")
-            public = parse_address(advertise, "advertise") if advertise else None
-            if public is None and _loopback(address.host):
-                here = self._postoffice.local_host
-                if not _loopback(here):
-                    raise ConfigError(
-                        f"this worker reaches the scheduler from {here}, so other workers may run "
-                        f"on other machines, and they cannot reach {address}: give bind= an "
-                        f"address of this machine, for example {here}:0, with insecure=True"
+                had = {key: OWN[key] if value is None else value for key, value in own.items()}
+                self._rings[name] = await self._entered(name, desk, **had), had
+            ring, had = self._rings[name]
+            for key, value in own.items():
+                if value not in (None, had[key]):
+                    raise UsageError(
+                        f"ring {name}: {key} is {_shown(value)}, but this worker has opened this "
+                        f"ring with {_shown(had[key])}; leave it out here, or give it there"
                     )
-            self._desk = RingDesk(
-                self._van,
-                self._postoffice,
-                address,
-                public,
-                insecure=insecure,
-                transport=transport,
-                connections=connections,
-            )
-        first = self._desk.memory.transport
-        if transport not in ("auto", first):
-            raise UsageError(
-                f'ring: transport is "{transport}", but that of this worker\'s first ring holds '
-                f'for all of them, and was "{first}"; give it there'
-            )
-        if connections not in (1, self._desk.connections):
-            raise UsageError(
-                f"ring: connections is {connections}, but that of this worker's first ring holds "
-                f"for all of them, and was {self._desk.connections}; give it there"
-            )
+            return ring
+
+    async def _entered(
+        self, name: str, desk: RingDesk, timeout_s: float, call_timeout_s: float, topology: str
+    ) -> Ring:
+        try:
+            group = await desk.enter(name, timeout_s)
+        except BaseException:
+            alone = sum(lock.locked() for lock in self._opening.values()) == 1
+            if not desk.listening and alone:  # nobody can reach it: another address may do
+                self._desk = None
+            raise
+        ring = Ring(name, desk, group, timeout_s, call_timeout_s, topology)
+        await ring._arrange()
+        return ring
+
+    def _open_desk(self, asked: RingSettings) -> RingDesk:
+        door = _door(asked)
+        if self._desk is None:
+            first = {key: DOOR[key] if value is None else value for key, value in door.items()}
+            self._desk, self._first = self._new_desk(**first), first
+        for key, value in door.items():
+            if value not in (None, self._first[key]):
+                raise UsageError(
+                    f"ring: {key} is {_shown(value)}, but that of this worker's first ring holds "
+                    f"for all of them, and was {_shown(self._first[key])}; give it there"
+                )
         return self._desk
+
+    def _new_desk(
+        self,
+        bind: Address,
+        advertise: Address | None,
+        insecure: bool,
+        transport: str,
+        connections: int,
+    ) -> RingDesk:
+        if advertise is None and _loopback(bind.host):
+            here = self._postoffice.local_host
+            if not _loopback(here):
+                raise ConfigError(
+                    f"this worker reaches the scheduler from {here}, so other workers may run "
+                    f"on other machines, and they cannot reach {bind}: give bind= an "
+                    f"address of this machine, for example {here}:0, with insecure=True"
+                )
+        return RingDesk(
+            self._van,
+            self._postoffice,
+            bind,
+            advertise,
+            insecure=insecure,
+            transport=transport,
+            connections=connections,
+        )
 
     def leave(self) -> None:
         """Take part in no call any more."""
@@ -110,6 +148,40 @@ class Rings:
         """Close the door and every connection. Idempotent."""
         if self._desk is not None:
             await self._desk.close()
+
+
+def _own_settings(name: str, asked: RingSettings) -> dict[str, Any]:
+    """Return what was asked of this ring alone, checked; `None` is what was not."""
+    if asked.topology not in (None, *TOPOLOGIES):
+        raise UsageError(f"ring: topology is {asked.topology!r}; it can be {_either(TOPOLOGIES)}")
+    limits = (asked.timeout_s, asked.call_timeout_s)
+    timeout_s, call_timeout_s = (
+        None if limit is None else check_timeout(limit, f"ring {name}") for limit in limits
+    )
+    return {"timeout_s": timeout_s, "call_timeout_s": call_timeout_s, "topology": asked.topology}
+
+
+def _door(asked: RingSettings) -> dict[str, Any]:
+    """Return what was asked of all rings, checked; `None` is what was not."""
+    transport, connections = asked.transport, asked.connections
+    if transport not in TRANSPORTS:
+        raise UsageError(f"ring: transport is {transport!r}; it can be {_either(TRANSPORTS)}")
+    if connections is not None and (
+        not is_number(connections) or connections not in range(1, CONNECTIONS_MAX + 1)
+    ):
+        raise UsageError(f"ring: connections is {connections!r}; it can be 1 to {CONNECTIONS_MAX}")
+    bind, advertise = asked.bind, asked.advertise
+    return {
+        "bind": None if bind is None else parse_address(bind, "bind"),
+        "advertise": None if advertise is None else parse_address(advertise, "advertise"),
+        "insecure": check_flag(asked.insecure, "ring: insecure") or None,
+        "transport": None if transport == "auto" else transport,
+        "connections": None if connections is None else int(connections),
+    }
+
+
+def _shown(value: object) -> str:
+    return f'"{value}"' if isinstance(value, str | Address) else f"{value}"
 
 
 def _either(names: Sequence[str]) -> str:

@@ -27,8 +27,8 @@ from aiops.tables.table import Table
 from aiops.workers.customer_handle import CustomerHandle, Customers
 from aiops.workers.identity import WorkerIdentity
 from aiops.workers.reports import Reports
-from aiops.workers.ring import CALL_TIMEOUT_S, Ring
-from aiops.workers.rings import Rings
+from aiops.workers.ring import Ring
+from aiops.workers.rings import Rings, RingSettings
 from aiops.workers.state import KeepsState
 from aiops.workers.tables import Tables, sparse_table_spec, table_spec
 from aiops_protocol.payload import Float32Array
@@ -40,9 +40,6 @@ CONNECT_TIMEOUT_S: Final = 60.0
 
 TABLE_TIMEOUT_S: Final = 60.0
 """How long opening a table may take: allocation on all servers, or a round of a running job."""
-
-RING_TIMEOUT_S: Final = 60.0
-"""How long forming a ring may take: the other workers come when they are as far."""
 
 BARRIER_TIMEOUT_S: Final = 600.0
 """Ten minutes of computing before a barrier are normal, an hour is a hang."""
@@ -232,14 +229,14 @@ class Worker(WorkerIdentity, KeepsState):
         self,
         name: str,
         *,
-        timeout_s: float = RING_TIMEOUT_S,
-        call_timeout_s: float = CALL_TIMEOUT_S,
-        bind: str = "127.0.0.1:0",
+        timeout_s: float | None = None,
+        call_timeout_s: float | None = None,
+        bind: str | None = None,
         advertise: str | None = None,
         insecure: bool = False,
         transport: str = "auto",
-        topology: str = "rank",
-        connections: int = 1,
+        topology: str | None = None,
+        connections: int | None = None,
     ) -> Ring:
         """Form a ring of all live workers, for collective calls among them.
 
@@ -249,20 +246,23 @@ class Worker(WorkerIdentity, KeepsState):
         Parameters
         ----------
         name
-            Letters, digits and `. _ : -`; the same name again returns the same ring.
+            Letters, digits and `. _ : -`; the same name again returns the same ring, and what is
+            asked of it then must be what it has.
         timeout_s
-            How long to wait for the others, here and in `Ring.reform`.
+            How long to wait for the others, here and in `Ring.reform`: 60 s if not given.
         call_timeout_s
-            How long a call waits for the others, unless it says otherwise.
+            How long a call waits for the others, unless it says otherwise: 600 s if not given.
         bind, advertise, insecure
-            Where other workers reach this one, as for `Server`; these, `transport` and
-            `connections` of a worker's first ring hold for all its rings.
+            Where other workers reach this one, as for `Server`: any free port of 127.0.0.1 if not
+            given. These, `transport` and `connections` of a worker's first ring hold for all.
         transport
             "auto": shared memory between processes of one host, otherwise TCP; or one of the two.
         topology
-            "rank", or "measured": over TCP sums go round by the quickest links (`Ring.order`).
+            "rank" (if not given), or "measured": over TCP sums go round by the quickest links
+            (`Ring.order`).
         connections
-            How many to open to each other worker over TCP, 1 to 8: for long, fast links.
+            How many to open to each other worker over TCP, 1 (if not given) to 8: for long, fast
+            links.
 
         Raises
         ------
@@ -271,16 +271,14 @@ class Worker(WorkerIdentity, KeepsState):
         ConfigError
             The name or an address is wrong, or other machines could not reach this worker.
         UsageError
-            This worker has finished, or `transport` is none, or not that of its first ring.
+            This worker has finished, a setting is none that can be, or it is not what the ring of
+            this name, or this worker's first ring, has.
         """
         check_name(name, "the ring's name")
-        return await self._rings.open(
-            name,
-            check_timeout(timeout_s, f"ring {name}"),
-            check_timeout(call_timeout_s, f"ring {name}"),
-            (bind, advertise, insecure, transport, connections),
-            topology,
+        asked = RingSettings(
+            timeout_s, call_timeout_s, topology, bind, advertise, insecure, transport, connections
         )
+        return await self._rings.open(name, asked)
 
     def customer(self, name: str) -> CustomerHandle:
         """Return a further customer of this worker, the same for each call of a name.

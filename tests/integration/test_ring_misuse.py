@@ -319,6 +319,13 @@ async def test_settings_of_a_ring_that_cannot_be() -> None:
             ({"transport": None}, "transport is None"),
             ({"bind": "nowhere"}, "host:port"),
             ({"bind": "0.0.0.0:0"}, "insecure"),
+            ({"bind": 3}, "host:port"),
+            ({"advertise": ""}, "host:port"),
+            ({"insecure": "no"}, "insecure is 'no'"),
+            ({"topology": "star"}, "topology is 'star'"),
+            ({"connections": "2"}, "connections is '2'"),
+            ({"connections": 1.5}, "connections is 1.5"),
+            ({"connections": True}, "connections is True"),
         )
         for wrong, words in cases:
             with pytest.raises((UsageError, ConfigError), match=words):
@@ -334,6 +341,57 @@ async def test_settings_of_a_ring_that_cannot_be() -> None:
         for kind, count in (("all_scatter", 3), ("all_reduce", -1), ("all_reduce", "many")):
             with pytest.raises(UsageError, match="explain"):
                 ring.explain(kind, count)  # type: ignore[arg-type]
+
+
+ASKED: dict[str, Any] = {
+    "timeout_s": 10,
+    "call_timeout_s": 20,
+    "bind": "localhost:0",
+    "advertise": "127.0.0.1:0",
+    "insecure": True,
+    "transport": "tcp",
+    "topology": "measured",
+    "connections": 2,
+}
+
+
+async def test_the_same_ring_is_asked_for_in_the_same_words_or_in_none() -> None:
+    others: dict[str, tuple[Any, str]] = {
+        "timeout_s": (11, "is 11.0, but .* with 10.0"),
+        "call_timeout_s": (10, "is 10.0, but .* with 20.0"),
+        "bind": ("127.0.0.1:0", 'is "127.0.0.1:0", but .* was "localhost:0"'),
+        "advertise": ("localhost:0", 'is "localhost:0", but .* was "127.0.0.1:0"'),
+        "transport": ("shared-memory", 'is "shared-memory", but .* was "tcp"'),
+        "topology": ("rank", 'is "rank", but .* with "measured"'),
+        "connections": (1, "is 1, but .* was 2"),
+    }
+    async with local_job(servers=0) as cluster, cluster.connect() as worker:
+        ring = await worker.ring("r", **ASKED)
+        for again in (ASKED, {}, *({key: value} for key, value in ASKED.items())):
+            assert await worker.ring("r", **again) is ring
+        for key, (value, words) in others.items():
+            for rest in ({}, ASKED):
+                with pytest.raises(UsageError, match=rf"{key} {words}.* give it there"):
+                    await worker.ring("r", **{**rest, key: value})
+        assert await worker.ring("r") is ring
+
+
+async def test_a_ring_asked_for_in_no_words_has_what_is_the_usual() -> None:
+    async with local_job(servers=0) as cluster, cluster.connect() as worker:
+        ring = await worker.ring("r")
+        usual = {"timeout_s": 60, "call_timeout_s": 600, "topology": "rank", "connections": 1}
+        assert await worker.ring("r", bind="127.0.0.1:0", **usual) is ring  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match=r"insecure is True, but .* was False"):
+            await worker.ring("r", insecure=True)
+
+
+async def test_where_nothing_can_be_bound_another_address_may_follow() -> None:
+    async with local_job(servers=0) as cluster, cluster.connect() as worker:
+        taken = str(cluster.scheduler.address)
+        with pytest.raises(AiopsError, match=taken):
+            await worker.ring("r", bind=taken)
+        ring = await worker.ring("r", bind="127.0.0.1:0", timeout_s=10)
+        assert ring.world_size == 1
 
 
 async def test_after_the_end_every_call_says_so() -> None:
