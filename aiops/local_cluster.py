@@ -137,8 +137,19 @@ class LocalCluster:
         self.scheduler.expect_workers(workers)
         errors: list[BaseException] = []
 
+        goes_on = self.scheduler.on_worker_loss == "continue"
+
+        async def connected(name: str) -> Worker:
+            try:
+                worker: Worker = await self.connect(name=name)
+            except Exception as error:
+                if goes_on:  # the others do not wait for it
+                    self.scheduler.will_not_come(name, str(error))
+                raise
+            return worker
+
         async def one(name: str) -> tuple[int, T]:
-            async with self.connect(name=name) as worker:
+            async with await connected(name) as worker:
                 try:
                     return worker.rank, await train(worker)
                 except BaseException as error:
@@ -149,7 +160,6 @@ class LocalCluster:
         try:
             _, running = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
             if running:
-                goes_on = self.scheduler.on_worker_loss == "continue"
                 await asyncio.wait(running, timeout=None if goes_on else LET_END_S)
             if errors:
                 raise errors[0]

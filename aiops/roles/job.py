@@ -143,15 +143,37 @@ class Job:
             "workers": f"{len(self.members.connected('worker'))}/{self.members.expected['worker']}",
         }
         actions: list[Action] = [Tell(joined, peer), Note("node_joined", fields)]
-        actions += self._broadcast(self.members.state())
-        if self.members.ready and not was_ready:
-            actions.append(Note("cluster_ready", {}))
+        actions += self._tell_members(was_ready)
         if node.role == "worker":
             if self.stopping.agreed and not node.clock and len(self._active_ranks()) == 1:
                 # Nobody is left of those who stopped: whoever comes now begins afresh.
                 self.stopping = Stopping()
             actions += self.stopping.joined(node.rank, peer, node.clock)
         return actions
+
+    def _tell_members(self, was_ready: bool) -> list[Action]:
+        ready = [Note("cluster_ready", {})] if self.members.ready and not was_ready else []
+        return [*self._broadcast(self.members.state()), *ready]
+
+    def will_not_come(self, role: str, name: str, reason: str, *, clean: bool) -> list[Action]:
+        """Take note that a node has ended before it registered; whoever had started it knows."""
+        known = self.members.find(role, name)
+        # What becomes of a member its connections tell.
+        if self.ended is not None or (known is not None and (known.connected or role == "server")):
+            return []
+        why = f"{name} has ended before it registered: {reason}"
+        if role == "server":
+            return self.end(False, why, name)
+        if self.members.ready:
+            return []
+        if not clean and self.settings.on_worker_loss == "fail":
+            return self.end(False, why, name)
+        self.members.miss(name)
+        if not clean and (too_few := self._too_few()):
+            return self.end(False, f"{why}; {too_few}", name)
+        fields: dict[str, object] = {"node": name, "reason": reason}
+        note = Note("worker_will_not_come", fields, "warning")
+        return [note, *self._tell_members(was_ready=False)]
 
     # --- leaving ---
 
@@ -200,6 +222,7 @@ class Job:
 
     def _gone(self, node: Node, clean: bool, reason: str, now: float) -> list[Action]:
         peer, finished = node.peer, node.state is NodeState.FINISHED
+        was_ready = self.members.ready
         self.detector.forget(peer)
         self.connections.forget(peer)
         self.members.leave(node, NodeState.LEFT if clean else NodeState.LOST, reason)
@@ -214,7 +237,7 @@ class Job:
         else:
             actions += self._worker_gone(node, peer, clean, finished, now)
         if self.ended is None:
-            actions += self._broadcast(self.members.state())
+            actions += self._tell_members(was_ready)
             actions += self._settle_losses(now)
             actions += self._settle_claim(node, now)
             actions += self._end_if_idle()
@@ -240,9 +263,10 @@ class Job:
         self.catalogue.gone(peer, node.rank, node.incarnation)
         self._workers_left += clean
         self._workers_lost += not clean
+        if clean or self.settings.on_worker_loss == "continue":
+            self.members.miss(node.name)
         if not clean:
             self.restarts.lost(node.name, now)
-        if not clean:
             fatal = self._fatal(node)
             if fatal:
                 return self.end(False, fatal, str(node))
@@ -266,8 +290,12 @@ class Job:
         counts = self.settings.workers or self.members.active_workers()
         if self.settings.on_worker_loss == "fail" and counts:
             return why
-        alive, needed = len(self.members.connected("worker")), self.settings.min_workers
-        return f"{why}; {alive} workers are left, {needed} are needed" if alive < needed else ""
+        too_few = self._too_few()
+        return f"{why}; {too_few}" if too_few else ""
+
+    def _too_few(self) -> str:
+        left, needed = self.members.workers_to_be(), self.settings.min_workers
+        return f"{left} workers are left, {needed} are needed" if left < needed else ""
 
     def _settle_losses(self, now: float) -> list[Action]:
         """Give every verdict for which all answers are in; the rank is free again."""

@@ -82,6 +82,7 @@ class Membership:
         self.epoch = 0
         self.ready = False
         self.was_ready = False  # also when more workers are expected since
+        self._missing: set[str] = set()  # workers that the start does not wait for any more
         self._nodes: dict[str, dict[int, Node]] = {role: {} for role in ROLES}
         self._by_peer: dict[int, Node] = {}
 
@@ -145,8 +146,9 @@ class Membership:
         node.state, node.reason, node.report = NodeState.ALIVE, "", None
         self._by_peer[peer] = node
         self.epoch += 1
-        self.ready = self.ready or self._complete()
-        self.was_ready = self.was_ready or self.ready
+        if join.role == "worker":
+            self._missing.discard(node.name)
+        self._see_whether_ready()
         return node
 
     def _free_rank(self, role: str, name: str) -> int:
@@ -160,12 +162,31 @@ class Membership:
         return next(rank for rank in count() if rank not in taken)
 
     def _complete(self) -> bool:
-        return all(len(self.connected(role)) >= self.expected[role] for role in ROLES)
+        if len(self.connected("server")) < self.expected["server"]:
+            return False
+        here, expected = len(self.connected("worker")), self.expected["worker"]
+        return here >= expected or (here > 0 and here + len(self._missing) >= expected)
+
+    def _see_whether_ready(self) -> None:
+        self.ready = self.ready or self._complete()
+        self.was_ready = self.was_ready or self.ready
 
     def expect_workers(self, workers: int) -> None:
         """Expect this many workers from now on; the job is ready again when they are there."""
         self.expected["worker"] = workers
+        self._missing.clear()
         self.ready = self._complete()
+
+    def miss(self, name: str) -> None:
+        """Let the start, if it is still to come, wait no longer for the worker of this name."""
+        if not self.ready:
+            self._missing.add(name)
+            self._see_whether_ready()
+
+    def workers_to_be(self) -> int:
+        """Return how many workers there are, or will be as far as is known if it has not begun."""
+        here = len(self.connected("worker"))
+        return here if self.ready else max(here, self.expected["worker"] - len(self._missing))
 
     def leave(self, node: Node, state: NodeState, reason: str) -> None:
         """Note that a node is no longer in the job."""

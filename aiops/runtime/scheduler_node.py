@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
+from aiops.checks import check_name
 from aiops.errors import AiopsError, ConfigError, PeerMisbehaved
 from aiops.observability import chrome_trace, get_logger
 from aiops.roles.actions import Action, Drop, Ended, Note, RoundClosed, Send, Tell
@@ -402,6 +403,30 @@ class Scheduler:
         """Let `connect` of the next workers wait until this many more have registered."""
         present = len(self._running.members.connected("worker"))
         self._running.members.expect_workers(present + workers)
+
+    def will_not_come(
+        self, name: str, reason: str, *, role: str = "worker", clean: bool = False
+    ) -> None:
+        """Say that a node that has not registered will not: nobody is to wait for it.
+
+        Whoever has started it knows: `aiops launch` says so when a process ends too early. A
+        server ends the job, and so does a worker under `on_worker_loss="fail"`; otherwise the job
+        begins without the worker, which may still come later. Of a node that has registered, and
+        of a worker once the job has begun, nothing follows from it.
+
+        Parameters
+        ----------
+        name, role
+            Under which name it would have come, and as what: "worker" or "server".
+        reason
+            What has become of it; the others read it.
+        clean
+            It has ended in order, as a worker that has no more to do: that is no loss.
+        """
+        check_name(name, "the node's name")
+        if role not in ("worker", "server"):
+            raise ConfigError(f'will_not_come: role is {role!r}; it can be "worker" or "server"')
+        self._perform(self._running.will_not_come(role, name, reason, clean=clean))
 
     @property
     def on_worker_loss(self) -> str:

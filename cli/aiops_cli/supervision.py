@@ -88,6 +88,16 @@ class EndJob:
 
 
 @dataclass(frozen=True, slots=True)
+class TellOfEnd:
+    """Tell the scheduler of a child's end: it knows nothing of one that had not registered."""
+
+    name: str
+    role: str
+    reason: str
+    clean: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Say:
     """Tell the user what happened."""
 
@@ -95,7 +105,7 @@ class Say:
     fields: dict[str, str | int | float]
 
 
-Action: TypeAlias = Send | EndJob | Say
+Action: TypeAlias = Send | EndJob | TellOfEnd | Say
 
 
 def exit_code_of(code: int) -> int:
@@ -176,14 +186,17 @@ class Supervision:
         if self.phase not in (Phase.RUNNING, Phase.FAILING):
             return []  # we told it to end: how it did so is no failure
         is_worker = name in self.workers
-        if code == 0 and is_worker:
+        if not self._living(self.workers) and code == 0:
+            self._finished_workers += is_worker
+            return []  # nobody is left who could wait for it
+        reason, clean = f"exit code {code}", is_worker and code == 0
+        tell = TellOfEnd(name, "worker" if is_worker else "server", reason, clean)
+        if clean:
             self._finished_workers += 1
-            return []
-        if code == 0 and not self._living(self.workers):
-            return []
+            return [tell]
         if is_worker:
             self._failed_workers[name] = code
-        said: list[Action] = [Say("child_failed", {"child": name, "exit_code": code})]
+        said: list[Action] = [Say("child_failed", {"child": name, "exit_code": code}), tell]
         return said if is_worker and self.survives_losses else said + self._fail(now)
 
     def _job_ended(self, job: JobEnded, now: float) -> list[Action]:

@@ -33,6 +33,7 @@ from aiops_cli.supervision import (
     Say,
     Send,
     Supervision,
+    TellOfEnd,
 )
 
 READ_BYTES: Final = 1 << 16  # what a pipe holds
@@ -50,6 +51,9 @@ class Job(Protocol):
 
     def status(self) -> dict[str, Any]:
         """Return what is known of the workers."""
+
+    def will_not_come(self, name: str, reason: str, *, role: str, clean: bool) -> None:
+        """Take note of a child's end, in case it had not registered."""
 
     async def close(self, reason: str) -> None:
         """End the job: every node is told to leave, and why."""
@@ -187,6 +191,8 @@ class Children:
                         guard.send(process.pid, signum)
             case EndJob(reason):
                 self._tasks.append(asyncio.create_task(job.close(reason)))
+            case TellOfEnd(name, role, reason, clean):
+                job.will_not_come(name, reason, role=role, clean=clean)
             case Say(event, fields):
                 get_logger(role="launcher").warning(event, **fields)
 

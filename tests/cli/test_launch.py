@@ -60,10 +60,52 @@ async def main():
 aiops.run(main())
 """
 
+FAIL_FIRST = """
+import os
+import signal
+import sys
+import aiops
+
+def before(how):
+    if os.environ["AIOPS_NAME"] != "worker-1":
+        return
+    if how == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    sys.exit(int(how))
+
+before(sys.argv[1])
+import train
+"""
+KILLED_IN_THE_START = """
+import os
+import signal
+import sys
+import time
+import aiops
+
+def states():
+    workers = aiops.blocking.fetch_status()["workers"]
+    return {worker["name"]: (worker["state"], worker["process_id"]) for worker in workers}
+
+if os.environ["AIOPS_NAME"] == "worker-2":  # it comes when worker-1 has registered and is lost
+    while "worker-1" not in states():
+        pass
+    os.kill(states()["worker-1"][1], signal.SIGKILL)
+    while states()["worker-1"][0] != "lost":
+        time.sleep(0.02)
+import train
+"""
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for name, text in (("train.py", TRAIN), ("fail.py", FAIL), ("run_on.py", RUN_ON)):
+    for name, text in (
+        ("train.py", TRAIN),
+        ("fail.py", FAIL),
+        ("run_on.py", RUN_ON),
+        ("fail_first.py", FAIL_FIRST),
+        ("killed_in_the_start.py", KILLED_IN_THE_START),
+    ):
         (tmp_path / name).write_text(text)
     return tmp_path
 
@@ -121,6 +163,43 @@ def test_the_exit_code_is_that_of_the_worker_that_failed(folder: Path) -> None:
     ended = aiops("launch", "--workers", "3", "--", "python", "fail.py", cwd=folder)
     assert ended.returncode == 7, ended.stderr
     assert "worker 1 (worker-1)" in ended.stderr
+
+
+@pytest.mark.parametrize("program", ["fail_first.py", "killed_in_the_start.py"])
+def test_the_others_begin_without_a_worker_that_is_killed_in_the_start(
+    folder: Path, program: str
+) -> None:
+    """They waited until their own limit, which is the end of every worker."""
+    policy = ("--workers", "3", "--on-worker-loss", "continue")
+    ended = aiops("launch", *policy, "--", "python", program, "killed", cwd=folder)
+    assert ended.returncode == 0, ended.stderr
+    lines = sorted(ended.stdout.splitlines())
+    assert lines == [f"{rank} 2 -20.0 killed" for rank in (0, 2)], ended.stderr
+    assert "worker-1" in ended.stderr
+
+
+def test_the_others_learn_of_a_worker_that_has_failed_in_the_start(folder: Path) -> None:
+    ended = aiops("launch", "--workers", "3", "--", "python", "fail_first.py", "7", cwd=folder)
+    assert ended.returncode == 7, ended.stderr
+    raised = [line for line in ended.stderr.splitlines() if line.startswith("aiops.errors.")]
+    assert len(raised) == 2, ended.stderr
+    text = "worker-1 has ended before it registered: exit code 7"
+    assert all(line.endswith(text) for line in raised), raised
+    assert "stopping_the_others" not in ended.stderr
+
+
+def test_a_server_that_cannot_start_fails_who_waits_for_it(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        (folder / "cluster.toml").write_text(
+            f'workers = 1\n[scheduler]\naddress = "127.0.0.1:{free_ports(1)[0]}"\n'
+            f'[[servers]]\naddress = "127.0.0.1:{port}"\n'
+        )
+        ended = aiops("launch", "--cluster", "cluster.toml", "--", "python", "train.py", cwd=folder)
+    assert ended.returncode == 1
+    text = "server-0 has ended before it registered: exit code 2"
+    raised = [line for line in ended.stderr.splitlines() if line.startswith("aiops.errors.")]
+    assert [line.partition(": server")[1:] for line in raised] == [(": server", text[6:])]
 
 
 def test_a_program_that_never_joins_is_no_problem(folder: Path) -> None:

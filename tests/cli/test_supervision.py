@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from aiops_cli.supervision import (
     FAILURE_GRACE_S,
     STOP_GRACE_S,
+    Action,
     ChildExited,
     DeadlineReached,
     EndJob,
@@ -20,6 +21,7 @@ from aiops_cli.supervision import (
     Phase,
     Send,
     Supervision,
+    TellOfEnd,
     exit_code_of,
 )
 
@@ -36,10 +38,19 @@ def sent(actions: list[object]) -> list[tuple[tuple[str, ...], int]]:
     return [(action.names, action.signum) for action in actions if isinstance(action, Send)]
 
 
+def told(actions: list[Action]) -> list[tuple[str, str, bool]]:
+    return [
+        (action.name, action.role, action.clean)
+        for action in actions
+        if isinstance(action, TellOfEnd)
+    ]
+
+
 def test_all_well(launch: Supervision) -> None:
     """The servers take their leave when the last worker has ended, and not before."""
     for name in WORKERS[:2]:
-        assert launch.handle(ChildExited(name, 0), 1.0) == []
+        actions = launch.handle(ChildExited(name, 0), 1.0)
+        assert actions == [TellOfEnd(name, "worker", "exit code 0", clean=True)]
     assert launch.handle(ChildExited(WORKERS[2], 0), 2.0) == [EndJob("every worker has ended")]
     assert launch.handle(ChildExited("server-1", 0), 2.1) == []
     launch.handle(ChildExited("server-0", 0), 2.2)
@@ -122,6 +133,18 @@ def test_losing_everyone_is_a_failure() -> None:
     for name in SERVERS:
         launch.handle(ChildExited(name, 0), 1.0)
     assert launch.exit_code == 4
+
+
+@pytest.mark.parametrize("survives_losses", [False, True])
+def test_the_scheduler_is_told_of_every_end_but_those_that_we_asked_for(
+    survives_losses: bool,
+) -> None:
+    """Of a child that had not registered yet it would not learn otherwise."""
+    launch = Supervision(WORKERS, SERVERS, survives_losses)
+    assert told(launch.handle(ChildExited("worker-1", -9), 1.0)) == [("worker-1", "worker", False)]
+    assert told(launch.handle(ChildExited("server-1", 1), 1.0)) == [("server-1", "server", False)]
+    launch.handle(Interrupted(signal.SIGINT), 2.0)
+    assert told(launch.handle(ChildExited("worker-0", 1), 3.0)) == []
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

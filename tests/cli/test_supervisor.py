@@ -40,6 +40,9 @@ class LocalJob:
     def status(self) -> dict[str, Any]:
         return {"workers": []}
 
+    def will_not_come(self, name: str, reason: str, *, role: str, clean: bool) -> None:
+        """Take note of it."""
+
     async def close(self, reason: str) -> None:
         if not self.ended.done():
             self.ended.set_result(Outcome(True, reason))

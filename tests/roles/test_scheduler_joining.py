@@ -11,6 +11,7 @@ from aiops_protocol.control import (
     Joined,
     NodeReport,
     Refused,
+    Shutdown,
     StatusReply,
     StatusRequest,
 )
@@ -260,6 +261,129 @@ def test_the_time_to_become_complete_does_not_run_again() -> None:
     assert not scheduled.core.members.ready
     scheduled.tick(200.0)
     assert scheduled.ended is None
+
+
+def ready(scheduled: Scheduled, peer: int) -> bool:
+    return scheduled.heard(peer, ClusterState)[-1].ready
+
+
+def begun(scheduled: Scheduled) -> bool:
+    return "cluster_ready" in [note.event for note in scheduled.notes]
+
+
+def test_the_start_goes_on_without_a_worker_that_was_lost_before_it() -> None:
+    scheduled = Scheduled(workers=3, on_worker_loss="continue")
+    for peer, name in ((10, "a"), (11, "b")):
+        scheduled.worker(peer, name)
+    scheduled.lose(10)
+    assert not ready(scheduled, 11), "one more may come"
+    scheduled.worker(12, "c")
+    assert ready(scheduled, 11)
+    assert ready(scheduled, 12)
+    assert begun(scheduled)
+
+
+def test_the_start_waits_for_a_lost_worker_that_is_back_only_once() -> None:
+    scheduled = Scheduled(workers=3, on_worker_loss="continue")
+    scheduled.worker(10, "a")
+    scheduled.lose(10)
+    scheduled.report(1, 0)
+    scheduled.worker(11, "a")
+    scheduled.worker(12, "b")
+    assert not ready(scheduled, 12)
+    scheduled.worker(13, "c")
+    assert ready(scheduled, 12)
+
+
+def test_a_loss_ends_what_waits_for_the_start_if_all_others_are_there() -> None:
+    scheduled = Scheduled(workers=3, on_worker_loss="continue")
+    for peer in (10, 11):
+        scheduled.worker(peer)
+    scheduled.perform(scheduled.core.will_not_come("worker", "w", "exit code 7", clean=False))
+    assert ready(scheduled, 10)
+    assert begun(scheduled)
+
+
+def test_nobody_begins_alone_where_all_are_lost_before_the_start() -> None:
+    scheduled = Scheduled(workers=2, on_worker_loss="continue")
+    scheduled.worker(10)
+    scheduled.lose(10)
+    scheduled.perform(scheduled.core.will_not_come("worker", "worker-1", "why", clean=False))
+    assert not scheduled.core.members.ready
+    assert scheduled.ended is None
+
+
+@pytest.mark.parametrize("registered", [False, True])
+def test_who_is_to_come_counts_before_the_start(registered: bool) -> None:
+    """Two are needed: of four that are expected two may be lost, whoever has come so far."""
+    scheduled = Scheduled(workers=4, min_workers=2, on_worker_loss="continue")
+
+    def lose(index: int) -> None:
+        if registered:
+            scheduled.worker(10 + index, f"worker-{index}")
+            scheduled.lose(10 + index)
+        else:
+            name = f"worker-{index}"
+            scheduled.perform(scheduled.core.will_not_come("worker", name, "why", clean=False))
+
+    lose(0)
+    lose(1)
+    assert scheduled.ended is None
+    lose(2)
+    assert scheduled.ended is not None
+    assert not scheduled.ended.ok
+    assert "1 workers are left, 2 are needed" in scheduled.ended.reason
+
+
+def test_a_worker_that_will_not_come_fails_a_job_that_needs_all() -> None:
+    scheduled = Scheduled(workers=2)
+    scheduled.worker(10, "worker-0")
+    scheduled.perform(scheduled.core.will_not_come("worker", "worker-1", "it fell", clean=False))
+    assert scheduled.ended is not None
+    assert scheduled.ended.reason == "worker-1 has ended before it registered: it fell"
+    assert scheduled.only(10, Shutdown).failed
+
+
+def test_a_worker_that_has_nothing_to_do_is_not_waited_for() -> None:
+    scheduled = Scheduled(workers=2)
+    scheduled.worker(10, "worker-0")
+    scheduled.perform(scheduled.core.will_not_come("worker", "worker-1", "exit 0", clean=True))
+    assert scheduled.ended is None
+    assert ready(scheduled, 10)
+
+
+@pytest.mark.parametrize("policy", ["fail", "continue"])
+def test_without_a_server_nothing_begins(policy: str) -> None:
+    scheduled = Scheduled(2, start=False, workers=1, on_worker_loss=policy)
+    scheduled.join(1, "server", "server-0")
+    scheduled.worker(10)
+    scheduled.perform(scheduled.core.will_not_come("server", "server-1", "no port", clean=False))
+    assert scheduled.ended is not None
+    assert scheduled.ended.reason == "server-1 has ended before it registered: no port"
+
+
+@pytest.mark.parametrize("clean", [False, True])
+def test_of_a_member_nothing_is_believed_but_its_connections(clean: bool) -> None:
+    """Its process may have ended, and what it has said last is still on its way."""
+    scheduled = Scheduled(workers=2)
+    scheduled.worker(10, "worker-0")
+    for role, name in (("worker", "worker-0"), ("server", "server-0")):
+        assert scheduled.core.will_not_come(role, name, "gone", clean=clean) == []
+    scheduled.worker(11, "worker-1")
+    assert ready(scheduled, 10)
+    assert scheduled.core.will_not_come("worker", "worker-2", "gone", clean=clean) == []
+    assert scheduled.ended is None
+
+
+def test_a_worker_that_left_is_not_waited_for_by_those_of_the_next_run() -> None:
+    """A cluster expects other workers in each run, and one of those that were there leaves."""
+    scheduled = Scheduled()
+    scheduled.worker(10)
+    scheduled.core.members.expect_workers(3)
+    scheduled.worker(11)
+    scheduled.leave(10)
+    scheduled.worker(12)
+    assert ready(scheduled, 11)
 
 
 def test_status_can_be_asked_by_anybody() -> None:
