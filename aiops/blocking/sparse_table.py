@@ -94,10 +94,13 @@ class SparseTable:
         gradient: Float32Array,
         *,
         weight: float | None = None,
+        ack: str = "applied",
         timeout_s: float | None = None,
     ) -> PushResult:
         """Send gradients of rows; see `aiops.SparseTable.push`."""
-        return self._loop.call(self._table.push, keys, gradient, weight=weight, timeout_s=timeout_s)
+        return self._loop.call(
+            self._table.push, keys, gradient, weight=weight, ack=ack, timeout_s=timeout_s
+        )
 
     def assign(
         self, keys: Wanted, values: Float32Array, *, timeout_s: float | None = None

@@ -135,10 +135,16 @@ def _checked(keys: Any, what: str) -> Keys:
         return np.empty(0, np.uint64)
     if numbers.dtype.kind not in "iu":
         # Numbers of 2**63 and more in a list that numpy would take for floats or objects.
-        whole = not isinstance(keys, np.ndarray) and all(isinstance(key, int) for key in keys)
-        if not whole or not 0 <= min(keys) <= max(keys) <= KEY_END:
+        plain = not isinstance(keys, np.ndarray) and numbers.dtype.kind != "b"
+        if (
+            not (plain and all(isinstance(key, int) for key in keys))
+            or not 0 <= min(keys) <= max(keys) <= KEY_END
+        ):
+            hint = (
+                " (numpy.flatnonzero(mask) gives those of a mask)" if numbers.dtype == bool else ""
+            )
             raise UsageError(
-                f"{what}: keys must be integers from 0 to 2**64-2, not {numbers.dtype}"
+                f"{what}: keys must be integers from 0 to 2**64-2, not {numbers.dtype}{hint}"
             )
         numbers = np.array(list(keys), np.uint64)
     if numbers.dtype.kind == "i" and int(numbers.min()) < 0:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aiops.checks import check_array, check_out, check_timeout
+from aiops.checks import check_ack, check_array, check_out, check_timeout
 from aiops.errors import UsageError
 from aiops.roles.requests import Operation
 from aiops.tables.core import TableCore
@@ -17,7 +17,7 @@ from aiops.tables.row_compression import RowCompressor
 from aiops.tables.table import PushResult, push_result
 from aiops_protocol.codecs import Raw, mix
 from aiops_protocol.control import TableOpened
-from aiops_protocol.frames import Assign, Push, Request
+from aiops_protocol.frames import AckLevel, Assign, Push, Request
 from aiops_protocol.payload import Float32Array
 
 if TYPE_CHECKING:
@@ -181,6 +181,7 @@ class SparseTable:
         gradient: Float32Array,
         *,
         weight: float | None = None,
+        ack: str = "applied",
         timeout_s: float | None = None,
     ) -> PushResult:
         """Send gradients (or deltas) of rows; returns when all parts are acknowledged.
@@ -195,6 +196,9 @@ class SparseTable:
         weight
             How much this worker's contribution counts in the mean of the round, for example the
             number of its samples; see `Table.push`.
+        ack
+            `"applied"`, or `"received"`: return as soon as all parts are in the servers' memory;
+            see `Table.push`.
         timeout_s
             Seconds until the whole call gives up; see `Table.pull`.
 
@@ -205,8 +209,8 @@ class SparseTable:
         Raises
         ------
         UsageError
-            What is no key, a wrong shape or dtype, NaN or infinity, a weight that cannot be, a
-            finished worker. Nothing was sent.
+            What is no key, a wrong shape or dtype, NaN or infinity, a weight or `ack` that cannot
+            be, a finished worker. Nothing was sent.
         RequestTimeout
             No answer in time: the push may or may not take effect, but never twice.
         NodeFailed, RequestRejected, RemoteError
@@ -218,7 +222,8 @@ class SparseTable:
         On cancellation the push still happens whole; or not at all, if nothing of it had left. The
         next `tick` waits for it.
         """
-        return await self._change(Push, keys, gradient, timeout_s, "push", weight)
+        level = check_ack(ack, f"push to {self.core.title}")
+        return await self._change(Push, keys, gradient, timeout_s, "push", weight, level)
 
     async def assign(
         self, keys: Wanted, values: Float32Array, *, timeout_s: float | None = None
@@ -238,6 +243,7 @@ class SparseTable:
         timeout_s: float | None,
         verb: str,
         weight: float | None = None,
+        level: AckLevel = AckLevel.APPLIED,
     ) -> PushResult:
         core = self.core
         core.writes.check_open(verb)
@@ -259,7 +265,7 @@ class SparseTable:
         if kind is Push:
             core.place.contribute(weight)
         clock = core.place.clock
-        await core.writes.perform(operation)
+        await core.writes.perform(operation, level)
         return push_result(core, operation, clock)
 
     def _compressed(

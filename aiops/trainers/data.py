@@ -31,6 +31,8 @@ TEST_PART: Final = 5  # every fifth row is kept for the test
 ROWS_MIN: Final = 3  # two rows to train on are the fewest that can differ
 # A column of different numbers read as labels would make a model of one output per row.
 CLASSES_MAX: Final = 4096
+# Whole numbers from here on are not all told apart in double precision, in which files are read.
+LABEL_END: Final = 2**53
 # Spread below this part of the mean is rounding noise of a column that is in truth constant.
 CONSTANT_SPREAD: Final = 1e-9
 
@@ -245,6 +247,13 @@ def _encode(task: Task, *parts: Rows) -> tuple[list[NDArray[Any]], tuple[int, ..
             raise DataError(
                 f"{part.place(row)}: the label {part.target[row]:g} is not a whole number; number "
                 "the classes 0, 1, 2, ..., or train the model 'linear' to predict a number"
+            )
+        large = np.abs(part.target) >= LABEL_END
+        if large.any():
+            row = int(large.argmax())
+            raise DataError(
+                f"{part.place(row)}: the label {part.target[row]:.0f} may be another one that was "
+                f"rounded, as numbers of {LABEL_END} and more are; number the classes 0, 1, 2, ..."
             )
     labels, numbers = np.unique(np.concatenate([p.target for p in parts]), return_inverse=True)
     source = parts[0].source

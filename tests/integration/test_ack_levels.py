@@ -15,30 +15,55 @@ from aiops.optim import Add
 from local_jobs import local_job, parked_at, served, together
 
 SIZE = 64
+KEYS = np.arange(SIZE, dtype=np.uint64) * 2**55  # on all servers
 
 
 def ones() -> Any:
     return np.ones(SIZE, np.float32)
 
 
-async def ahead_by_one(cluster: aiops.LocalCluster, rule: Any) -> tuple[Any, ...]:
+class Rows:
+    """A sparse table that is used as a dense one of `SIZE` numbers: a row for each."""
+
+    def __init__(self, table: aiops.SparseTable) -> None:
+        self.table = table
+        self.core = table.core
+
+    async def push(self, array: Any, **options: Any) -> aiops.PushResult:
+        keys = KEYS.copy()
+        try:
+            return await self.table.push(keys, array.reshape(SIZE, 1), **options)
+        finally:
+            keys[:] = 7  # the caller's own again, too
+
+    async def pull(self) -> Any:
+        return await self.table.pull(KEYS)
+
+
+async def open_table(kind: str, worker: aiops.Worker, rule: Any, name: str = "w") -> Any:
+    """Open a table of `SIZE` numbers to which pushes are added."""
+    if kind == "dense":
+        return await worker.table(name, SIZE, optimizer=Add(), consistency=rule)
+    return Rows(await worker.sparse_table(name, 1, optimizer=Add(), consistency=rule))
+
+
+async def ahead_by_one(cluster: aiops.LocalCluster, kind: str, rule: Any) -> tuple[Any, ...]:
     """Return two workers and their tables; the first has sealed a clock that the other has not."""
     workers = await together(cluster.connect(name=f"worker-{rank}") for rank in range(2))
-    tables = await together(
-        worker.table("w", SIZE, optimizer=Add(), consistency=rule) for worker in workers
-    )
+    tables = await together(open_table(kind, worker, rule) for worker in workers)
     await tables[0].push(ones())
     await workers[0].tick()
     return (*workers, *tables)
 
 
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
 @pytest.mark.parametrize("servers", [1, 2])
 @pytest.mark.parametrize("rule", [BSP(reduce="sum"), SSP(staleness=0)], ids=["bsp", "ssp"])
 async def test_a_push_that_waits_for_its_round_is_received_and_then_applied_once(
-    servers: int, rule: BSP | SSP
+    kind: str, servers: int, rule: BSP | SSP
 ) -> None:
     async with local_job(servers) as cluster:
-        fast, slow, mine, theirs = await ahead_by_one(cluster, rule)
+        fast, slow, mine, theirs = await ahead_by_one(cluster, kind, rule)
         gradient = 2 * ones()
         result = await mine.push(gradient, ack="received", timeout_s=60)
         assert result.status == "received"
@@ -57,10 +82,11 @@ async def test_a_push_that_waits_for_its_round_is_received_and_then_applied_once
         await together(worker.close() for worker in (fast, slow))
 
 
-async def test_what_was_received_outlives_a_lost_connection() -> None:
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+async def test_what_was_received_outlives_a_lost_connection(kind: str) -> None:
     """It is sent again, byte for byte, though its caller has long gone on."""
     async with local_job() as cluster:
-        fast, slow, mine, theirs = await ahead_by_one(cluster, BSP(reduce="sum"))
+        fast, slow, mine, theirs = await ahead_by_one(cluster, kind, BSP(reduce="sum"))
         gradient = 2 * ones()
         assert (await mine.push(gradient, ack="received")).status == "received"
         gradient[:] = 99
@@ -74,18 +100,21 @@ async def test_what_was_received_outlives_a_lost_connection() -> None:
         await together(worker.close() for worker in (fast, slow))
 
 
-async def test_a_push_that_need_not_wait_is_applied_at_either_level() -> None:
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+async def test_a_push_that_need_not_wait_is_applied_at_either_level(kind: str) -> None:
     async with local_job(2) as cluster, cluster.connect() as worker:
         for name, rule in (("a", ASP()), ("b", BSP()), ("s", SSP(staleness=1))):
-            table = await worker.table(name, SIZE, optimizer=Add(), consistency=rule)
+            table = await open_table(kind, worker, rule, name)
             assert (await table.push(ones(), ack="received")).status == "applied"
 
 
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
 async def test_a_refusal_of_what_was_received_is_raised_by_the_next_tick(
+    kind: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with local_job() as cluster:
-        fast, slow, mine, theirs = await ahead_by_one(cluster, BSP())
+        fast, slow, mine, theirs = await ahead_by_one(cluster, kind, BSP())
         rule = cluster.servers[0]._core.tables[mine.core.table_id].rule
         assert (await mine.push(ones(), ack="received")).status == "received"
 
@@ -100,10 +129,11 @@ async def test_a_refusal_of_what_was_received_is_raised_by_the_next_tick(
         await together(worker.close(RuntimeError("for a test")) for worker in (fast, slow))
 
 
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
 @pytest.mark.parametrize("ack", ["replicated", "durable", "Applied", "", None, 1])
-async def test_a_level_that_servers_cannot_give_is_refused_by_name(ack: Any) -> None:
+async def test_a_level_that_servers_cannot_give_is_refused_by_name(kind: str, ack: Any) -> None:
     async with local_job() as cluster, cluster.connect() as worker:
-        table = await worker.table("w", SIZE)
+        table = await open_table(kind, worker, BSP())
         with pytest.raises(
             UsageError, match=r'push to table w: ack=.*"applied" or "received"'
         ) as e:

@@ -187,6 +187,8 @@ async def test_a_cancelled_push_happens_whole_or_not_at_all() -> None:
         ([2**64 - 1], "2\\*\\*64-1 is no key"),
         (np.array([3, 2**64 - 1], np.uint64), "2\\*\\*64-1 is no key"),
         ([2**64], "integers from 0"),
+        ([True, False], r"not bool \(numpy.flatnonzero\(mask\)"),
+        (np.array([True]), "not bool"),
         ([1.5], "must be integers"),
         (np.ones(3, F), "must be integers"),
         (["a"], "must be integers"),

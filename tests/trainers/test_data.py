@@ -152,6 +152,8 @@ def test_a_split_that_the_file_brings_is_kept(tmp_path: Path) -> None:
     ("content", "words"),
     [
         ("1,0\n2,0.5\n3,1\n", "points.csv:2: the label 0.5 is not a whole number"),
+        ("1,0\n2,9007199254740993\n3,1\n", "points.csv:2: the label 9007199254740992 may be"),
+        ("1,0\n2,1\n3,-9007199254740993\n", "points.csv:3: the label -9007199254740992 may be"),
         ("1,3\n2,3\n3,3\n", "every row has the label 3"),
         ("1,0\n", "1 data rows are too few"),
         ("1,0\n2,1\n", "at least 3"),

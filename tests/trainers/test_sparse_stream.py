@@ -105,15 +105,33 @@ def test_what_is_no_example_is_said(tmp_path: Path, line: str, words: str) -> No
     path.write_text(f"1 2:1\n{line}\n0 3:1\n")
     with pytest.raises(DataError, match=words) as caught:
         list(batches(path, 10))
-    assert "bad.libsvm" in str(caught.value)
+    assert str(caught.value).startswith(f"{path}:2: ")
     assert line[:5] in str(caught.value)
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+@pytest.mark.parametrize("parts", [1, 3])
+def test_the_line_is_that_of_the_file_in_every_part_of_it(
+    tmp_path: Path, size: int, parts: int
+) -> None:
+    path = tmp_path / "bad.libsvm"
+    lines = ["# made by hand", "1 2:1", "", "0 3:1"] * 5
+    for bad in (1, 7, 15, 19):
+        path.write_text("\n".join([*lines[:bad], "1 7", *lines[bad + 1 :]]))
+        said = []
+        for part in range(parts):
+            try:
+                list(batches(path, size, part=part, parts=parts))
+            except DataError as error:
+                said.append(str(error))
+        assert said == [f"{path}:{bad + 1}: '1 7': a line is a label and then index:value pairs"]
 
 
 def test_files_that_are_no_files(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be read"):
         list(batches(tmp_path / "none", 10))
     long = tmp_path / "long"
-    long.write_bytes(b"1 " + b"1:1 " * LINE_BYTES_MAX)
-    with pytest.raises(DataError, match="line of over"):
+    long.write_bytes(b"1 1:1\n1 " + b"1:1 " * LINE_BYTES_MAX)
+    with pytest.raises(DataError, match="long:2: a line of over"):
         list(batches(long, 10))
     assert list(batches(Path("/dev/null"), 10)) == []

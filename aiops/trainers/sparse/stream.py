@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import BinaryIO, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,7 +61,7 @@ def batches(
     Raises
     ------
     DataError
-        The file cannot be read, or a line breaks the grammar; names the file and the byte.
+        The file cannot be read, or a line breaks the grammar; names the file and the line.
     """
     try:
         with path.open("rb") as file:
@@ -71,37 +71,46 @@ def batches(
             if begin:
                 file.readline()  # it began in the part before
             at = file.tell()
-            lines: list[bytes] = []
-            first = at
+            lines: dict[int, bytes] = {}  # by where they begin
             while at < end and (line := file.readline(LINE_BYTES_MAX)):
                 if len(line) == LINE_BYTES_MAX:
-                    raise DataError(f"{path}, at byte {at}: a line of over {LINE_BYTES_MAX} bytes")
-                first = first if lines else at
-                at += len(line)
+                    where = _place(path, file, at)
+                    raise DataError(f"{where}: a line of over {LINE_BYTES_MAX} bytes")
                 content = line.partition(b"#")[0]
                 if content.strip():
-                    lines.append(content)
+                    lines[at] = content
+                at += len(line)
                 if len(lines) == size:
-                    yield _parsed(path, first, lines, hash_names)
-                    lines = []
+                    yield _parsed(path, file, lines, hash_names)
+                    lines = {}
             if lines:
-                yield _parsed(path, first, lines, hash_names)
+                yield _parsed(path, file, lines, hash_names)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def _parsed(path: Path, first: int, lines: list[bytes], hash_names: bool) -> Batch:
+def _parsed(path: Path, file: BinaryIO, lines: dict[int, bytes], hash_names: bool) -> Batch:
     try:
-        return _batch(lines, hash_names)
+        return _batch(list(lines.values()), hash_names)
     except (ValueError, OverflowError):
         pass
-    for line in lines:  # once more, to say which it is
+    for at, line in lines.items():  # once more, to say which it is
         try:
             _batch([line], hash_names)
         except (ValueError, OverflowError) as error:
             shown = line[:60].decode("utf-8", "replace").strip()
-            raise DataError(f"{path}, after byte {first}: {shown!r}: {error}") from None
-    raise DataError(f"{path}, after byte {first}: the lines are no examples")
+            raise DataError(f"{_place(path, file, at)}: {shown!r}: {error}") from None
+    raise DataError(f"{_place(path, file, min(lines))} and after: the lines are no examples")
+
+
+def _place(path: Path, file: BinaryIO, at: int) -> str:
+    """Name the line that begins at this byte: only an error needs it, so it is counted then."""
+    file.seek(0)
+    line = 1
+    while at > 0 and (chunk := file.read(min(at, LINE_BYTES_MAX))):
+        line += chunk.count(b"\n")
+        at -= len(chunk)
+    return f"{path}:{line}"
 
 
 def _batch(lines: list[bytes], hash_names: bool) -> Batch:
