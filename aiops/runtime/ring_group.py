@@ -179,7 +179,7 @@ class RingGroup:
             return False
         any_sent = False
         operation = call.operation
-        while not link.stream.full:
+        while peer.takes_next:
             ready = operation.next_send(peer.index)
             if ready is None:
                 break
@@ -336,9 +336,6 @@ class RingGroup:
     def peer_drained(self, peer: RingPeer) -> None:
         """Send more to a member whose connection has room."""
         if self.over is None:
-            for call in list(self._calls):
-                if not call.confirmation.started:
-                    self._pump_peer(call, peer)
             self._advance()
 
     def peer_lost(self, peer: RingPeer, reason: str) -> None:

@@ -3,12 +3,13 @@
 Of two members the one that comes first in the list dials; so there is one connection for each pair,
 or as many as that one was told to open, and none for pairs that exchange nothing. Each connection
 of a pair is a `RingPeer` of its own (a lane): pieces say where they belong, so they may come over
-any of them in any order. A lane takes over when the ones before it are full.
+any of them in any order. Each piece takes the lane with the least on its way.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Final, Protocol
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from aiops.errors import AiopsError
 from aiops.runtime.dialling import LinkPlan, open_link
 from aiops.runtime.postoffice import Postoffice
-from aiops.van.base import Address, Van
+from aiops.van.base import WRITE_LOW_WATER_BYTES, Address, Van
 from aiops.van.link import Link
 from aiops_protocol.errors import ErrorCode
 from aiops_protocol.frames import Frame, RingBegin, RingConfirm, RingFrame
@@ -105,7 +106,7 @@ class RingPeer:
     lane
         Which of the connections to it this is, from 0.
     lanes
-        All of them; only the first one's list counts.
+        All of them, in the order in which they are used if they are equally free.
     link
         The connection, once it is ready.
     early
@@ -135,8 +136,10 @@ class RingPeer:
             self._add_lane()
 
     def _add_lane(self) -> RingPeer:
-        self.lanes.append(RingPeer(self.index, self.member, self._owner, lane=len(self.lanes)))
-        return self.lanes[-1]
+        lane = RingPeer(self.index, self.member, self._owner, lane=len(self.lanes))
+        lane.lanes = self.lanes
+        self.lanes.append(lane)
+        return lane
 
     def __str__(self) -> str:
         return f"worker {self.member.rank} ({self.member.name})"
@@ -184,6 +187,29 @@ class RingPeer:
         return self._owner.place(self, frame, size)
 
     # --- sending ---
+
+    @property
+    def takes_next(self) -> bool:
+        """Whether the next piece should take this lane: it has room, and the least on its way.
+
+        What counts is what the other host has not acknowledged. What the kernel has not taken says
+        too little: it takes megabytes, of which a window lets a part go. A lane with little on its
+        way is as good as an idle one, so on a quick link all goes over the first.
+        """
+        if self.link is None or self.link.stream.full:
+            return False
+        if len(self.lanes) == 1:
+            return True
+        best, least = self, math.inf
+        for lane in self.lanes:
+            if lane.link is None or lane.link.stream.full:
+                continue
+            load = max(WRITE_LOW_WATER_BYTES, lane.link.stream.unacknowledged_bytes)
+            if load < least:
+                best, least = lane, load
+            if load == WRITE_LOW_WATER_BYTES:
+                break
+        return best is self
 
     def send(self, frame: RingBegin | RingConfirm) -> None:
         """Send a small frame over this lane, now or as soon as there is a connection."""

@@ -8,8 +8,8 @@ proxies; `simulation` has whole clusters on virtual time.
 from __future__ import annotations
 
 from aiops.testing.chaos_cluster import ChaosCluster
-from aiops.testing.faults import Counters, Faults
+from aiops.testing.faults import Counters, Faults, Line
 from aiops.testing.proxy import FaultProxy
 from aiops.testing.weather import Weather
 
-__all__ = ["ChaosCluster", "Counters", "FaultProxy", "Faults", "Weather"]
+__all__ = ["ChaosCluster", "Counters", "FaultProxy", "Faults", "Line", "Weather"]

@@ -30,6 +30,12 @@ BUFFER_BYTES: Final = 4 * 1024 * 1024
 
 BACKLOG: Final = 128
 
+WINDOW_BYTES_MIN: Final = 16 * 1024
+"""Below it kernels wait for room for a whole segment."""
+
+ETHERNET_BYTES: Final = 1460
+"""A segment of TCP over Ethernet; over loopback it is 64 KB, and kernels keep forty of them."""
+
 OVERLOADED_S: Final = 0.1
 """How long no connection is accepted after accepting has failed for want of descriptors."""
 
@@ -83,6 +89,12 @@ def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
+def _narrow(sock: socket.socket, buffer_bytes: int) -> None:
+    """Let the kernel keep no more than so much of what comes, and that in small segments."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes // 2)  # it is doubled
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, ETHERNET_BYTES)
+
+
 class FaultProxy:
     """A TCP proxy in front of `target` whose faults can be changed at any time.
 
@@ -101,6 +113,13 @@ class FaultProxy:
     buffer_bytes
         What may be read and not yet delivered, per connection and direction; then the sender has
         to wait, as it has to on a real link.
+    window_bytes
+        Let no more than about so much be on its way, per connection and direction, what lies in
+        kernels on this side included: with a delay it is what limits a connection, as the window
+        of TCP does on a long link. In place of `buffer_bytes`.
+    lines
+        Up and down, in place of `faults`. Proxies that were given the same one share its width, as
+        the links of one host share its network card.
 
     Attributes
     ----------
@@ -124,17 +143,27 @@ class FaultProxy:
         insecure: bool = False,
         seed: int = 0,
         buffer_bytes: int = BUFFER_BYTES,
+        window_bytes: int | None = None,
+        lines: tuple[Line, Line] | None = None,
     ) -> None:
         if buffer_bytes < 1:
             raise ConfigError(f"FaultProxy: buffer_bytes is {buffer_bytes}; at least 1")
+        if window_bytes is not None and window_bytes < WINDOW_BYTES_MIN:
+            raise ConfigError(
+                f"FaultProxy: window_bytes is {window_bytes}; at least {WINDOW_BYTES_MIN}"
+            )
+        if lines is not None and faults is not None:
+            raise ConfigError("FaultProxy: lines have faults of their own; give one of the two")
         self.target = parse_address(target, "the proxy's target")
         self._bind = parse_address(bind, "the proxy's bind")
         check_exposure(self._bind, insecure, "the proxy at")
-        self._buffer_bytes = buffer_bytes
+        self._window_bytes = window_bytes
+        self._buffer_bytes = buffer_bytes if window_bytes is None else window_bytes // 2
         self.counters = Counters()
         chance = random.Random(seed)
         healthy = faults or Faults()
-        self._lines = {"up": Line(healthy, chance), "down": Line(healthy, chance)}
+        up, down = lines or (Line(healthy, chance), Line(healthy, chance))
+        self._lines = {"up": up, "down": down}
         self._gates = {"up": asyncio.Event(), "down": asyncio.Event()}
         for gate in self._gates.values():
             gate.set()
@@ -259,6 +288,8 @@ class FaultProxy:
     def _open_door(self) -> None:
         assert self._port is not None
         listening = self._port.listen()
+        if self._window_bytes is not None:
+            _narrow(listening, self._window_bytes // 2)
         self._door = asyncio.get_running_loop().create_task(self._accept(listening))
 
     async def _close_door(self) -> None:
@@ -328,6 +359,8 @@ class FaultProxy:
         target = socket.socket(family, kind, protocol)
         try:
             target.setblocking(False)
+            if self._window_bytes is not None:
+                _narrow(target, self._window_bytes // 2)
             await loop.sock_connect(target, address)
         except BaseException:
             target.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 
 import aiops
 from aiops.errors import CollectiveAborted, UsageError
-from aiops.runtime.ring_peer import RingPeer
+from aiops.van.link import Link
 from aiops.van.tcp_stream import TcpStream
 from aiops.workers.ring import Ring
 from local_jobs import local_job
@@ -30,20 +29,14 @@ def lanes(ring: Ring) -> list[list[int]]:
 
 @pytest.fixture
 def spread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the first connections say in turns that they are full; the last one only if it is."""
-    full = TcpStream.full
-    assert isinstance(full, property)
-    asked: Counter[int] = Counter()
+    """Let nothing be acknowledged, so that what was sent before counts as on its way."""
 
-    def sometimes(stream: TcpStream) -> bool:
-        owner = getattr(stream._handler, "owner", None)
-        if isinstance(owner, RingPeer) and owner.lane < 2:
-            asked[id(owner)] += 1
-            if asked[id(owner)] % 3 != 1:  # room for one of three
-                return True
-        return bool(full.__get__(stream))
+    def sent(stream: TcpStream) -> int:
+        link = stream._handler
+        assert isinstance(link, Link)
+        return link.bytes_sent
 
-    monkeypatch.setattr(TcpStream, "full", property(sometimes))
+    monkeypatch.setattr(TcpStream, "unacknowledged_bytes", property(sent))
 
 
 async def reduce_all(ring: Ring, **options: Any) -> bytes:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import random
+from typing import Any
 
 import pytest
 
 from aiops.errors import ConfigError, DialFailed
-from aiops.testing import FaultProxy, Faults
+from aiops.testing import FaultProxy, Faults, Line
 from aiops.testing.proxy import Direction, ReservedPort
 from aiops.van import TcpVan
 from proxied import proxied
@@ -230,6 +232,55 @@ async def test_memory_is_bounded_while_the_receiver_does_not_read() -> None:
         assert before > 32 * MiB
         ends.proxy.release()
         assert await pair.far.has(64 * MiB) == pattern(64 * MiB)
+
+
+@BOTH_LOOPS
+async def test_a_window_bounds_what_is_acknowledged_and_not_delivered() -> None:
+    """As on a long link: what a sender gets rid of does not depend on the kernels in between."""
+    window_bytes = 64 * 1024
+    async with proxied(window_bytes=window_bytes) as ends:
+        pair = await ends.pair()
+        ends.proxy.hold()
+        pair.near.stream.write(pattern(4 * MiB))
+        for _ in range(100):
+            await asyncio.sleep(0.001)
+            acknowledged = 4 * MiB - pair.near.stream.unacknowledged_bytes
+            assert acknowledged <= 2 * window_bytes
+        ends.proxy.release()
+        assert await pair.far.has(4 * MiB) == pattern(4 * MiB)
+
+
+async def test_proxies_may_share_a_line() -> None:
+    """Bytes that pass through the one count for what happens in the other."""
+    line = Line(Faults(), random.Random(0))
+    line.cut_after(10, reset=True)
+    async with (
+        proxied(lines=(line, line)) as ends,
+        FaultProxy(str(ends.proxy.target), lines=(line, line)) as other,
+    ):
+        first = await ends.pair()
+        first.near.stream.write(pattern(6))
+        assert await first.far.has(6) == pattern(6)
+        ends.proxy = other
+        second = await ends.pair()
+        second.near.stream.write(pattern(100))
+        await second.far.ended.wait()
+        assert bytes(second.far.data) == pattern(4)
+        first.near.stream.write(b"lives")
+        assert await first.far.has(11) == pattern(6) + b"lives"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"window_bytes": 0}, "window_bytes is 0; at least 16384"),
+        ({"buffer_bytes": 0}, "buffer_bytes is 0; at least 1"),
+        ({"lines": (Line(Faults(), random.Random(0)),) * 2, "faults": Faults()}, "one of the two"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        FaultProxy("127.0.0.1:1", **options)
 
 
 async def test_who_is_refused_may_come_back_to_the_same_address() -> None:
