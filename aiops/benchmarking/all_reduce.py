@@ -5,7 +5,8 @@ turn it is not cost nothing. Rounds are interleaved. Peers that are not installe
 Also here: the ring in one process, next to copying the same arrays.
 
 Arrays are made once for each size and reduced again and again, as in training. With `ring.empty`
-they are "aiops shared" and, over TCP, "aiops tcp empty"; the other rows have ordinary ones.
+they are "aiops shared" and, over TCP, "aiops tcp empty"; the other rows have ordinary ones. "aiops
+two hosts" does as if odd and even ranks were on different hosts: TCP between them, memory inside.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ import numpy as np
 
 import aiops
 from aiops.benchmarking import other_rings
+from aiops.benchmarking.ring_member import TWO_HOSTS
 from aiops.collective import InProcessRing
 from aiops.collective.shared import supported
 from aiops.errors import AiopsError
@@ -47,6 +49,7 @@ TCP: Final = "aiops tcp"
 TCP_EMPTY: Final = "aiops tcp empty"
 SHARED: Final = "aiops shared"
 COPIED: Final = "aiops shared copied"
+HOSTS: Final = "aiops two hosts"
 RAW: Final = "raw"
 IN_PROCESS: Final = "aiops in process"
 COPYING: Final = "copying"
@@ -198,6 +201,8 @@ async def _peers(size: int, python: str) -> AsyncIterator[list[Peer]]:
         if supported():
             transports["tcp"][TCP_EMPTY] = "shared"
             transports["shared-memory"] = {SHARED: "shared", COPIED: "ordinary"}
+            if size > 2:  # or there is nobody to share memory with
+                transports[TWO_HOSTS] = {HOSTS: "shared"}
         for transport, names in transports.items():
             scheduler = await stack.enter_async_context(
                 aiops.Scheduler(servers=1, workers=size, end_when_idle=True)

@@ -12,6 +12,7 @@ import asyncio
 import json
 import sys
 from time import perf_counter
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +20,17 @@ from numpy.typing import NDArray
 import aiops
 from aiops.benchmarking.other_rings import pin
 
+TWO_HOSTS: Final = "two-hosts"
+"""In place of a transport: as if odd and even ranks were on different hosts."""
+
 
 async def main(transport: str, address: str) -> None:
     """Serve whoever measures until it closes the connection."""
     async with aiops.connect() as worker:
         pin(worker.rank)
+        if transport == TWO_HOSTS:
+            worker._rings.apart = f"-{worker.rank % 2}"
+            transport = "auto"
         ring = await worker.ring("bench", transport=transport)
         host, port = address.rsplit(":", 1)
         reader, writer = await asyncio.open_connection(host, int(port))

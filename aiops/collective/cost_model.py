@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from aiops.collective.schedule import Algorithm
+from aiops.collective.schedule import Algorithm, Groups
 
 __all__ = [
     "IN_PROCESS",
@@ -54,6 +54,10 @@ class Sample(NamedTuple):
 # smallest of many times. With both ends on one machine combining takes time from sending.
 LOOPBACK: Final = Link(4.0e-5, 2.3e-10, 5.0e-10)
 IN_PROCESS: Final = Link(1.8e-6, 1.7e-11, 0.0)
+
+
+HOST_MEMORY: Final = Link(4.0e-5, 1.0e-10, 0.0)
+"""Of ranks that share memory: a meeting of all, and each byte that one of them reads."""
 
 
 def fit(samples: Sequence[Sample]) -> Link:
@@ -201,6 +205,31 @@ class Choice:
         )
 
 
+def predict_by_hosts(hosts: Groups, size_bytes: int, link: Link) -> float:
+    """Predict the seconds of an all-reduce through memory on each host, and links between them.
+
+    Parameters
+    ----------
+    hosts
+        The ranks of each host.
+    size_bytes
+        Bytes of the array.
+    link
+        What sending to another host costs. The ranks of a host share it, and each of as many as
+        the smallest host has combines a part.
+    """
+    between = _all_reduce("ring", len(hosts), float(size_bytes))
+    lanes, most = min(map(len, hosts)), max(map(len, hosts))
+    meetings, read = 2, (most / lanes + 1) * size_bytes
+    return (
+        between.messages * link.alpha_s
+        + between.bytes * link.beta_s_per_byte
+        + between.combined / lanes * link.gamma_s_per_byte
+        + meetings * HOST_MEMORY.alpha_s
+        + read * HOST_MEMORY.beta_s_per_byte
+    )
+
+
 def predict_in_process(
     kind: str, algorithm: Algorithm, world_size: int, size_bytes: int, link: Link
 ) -> float:
@@ -241,7 +270,13 @@ def predict_in_process(
 
 
 def choose(
-    kind: str, world_size: int, size_bytes: int, link: Link, *, in_process: bool = False
+    kind: str,
+    world_size: int,
+    size_bytes: int,
+    link: Link,
+    *,
+    in_process: bool = False,
+    hosts: Groups | None = None,
 ) -> Choice:
     """Choose the algorithm that is predicted to be fastest; of equals the one named first.
 
@@ -251,6 +286,8 @@ def choose(
         As for `predict`.
     in_process
         Whether the ranks share one process.
+    hosts
+        Which ranks share memory, if some do and there are several hosts.
     """
     predicted = predict_in_process if in_process else predict
     candidates = _CANDIDATES[kind]
@@ -260,5 +297,7 @@ def choose(
         algorithm: predicted(kind, algorithm, world_size, size_bytes, link)
         for algorithm in candidates
     }
+    if hosts is not None and kind == "all_reduce":
+        times["hierarchical"] = predict_by_hosts(hosts, size_bytes, link)
     best = min(times, key=lambda algorithm: times[algorithm])
     return Choice(kind, world_size, size_bytes, link, best, times)

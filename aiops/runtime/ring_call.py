@@ -134,6 +134,10 @@ class RingCall:
 
     def _end(self) -> None:
         self._operation = None  # lets go of the arrays
+        self.stop_timer()
+
+    def stop_timer(self) -> None:
+        """Look no more whether it has had its time."""
         if self.timer is not None:
             self.timer.cancel()
 

@@ -12,11 +12,15 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from aiops.collective.schedule import Groups
 from aiops.errors import AiopsError, BarrierTimeout, UsageError
 from aiops.runtime.addresses import check_exposure, is_wildcard
+from aiops.runtime.host_memory import HostMemory, hosts_of
 from aiops.runtime.postoffice import Postoffice, RingNews
 from aiops.runtime.ring_group import RingGroup
-from aiops.runtime.ring_shared import HostMemory, SharedRingGroup, shares_memory
+from aiops.runtime.ring_hosts import HostsRingGroup
+from aiops.runtime.ring_meeting import MeetingRingGroup
+from aiops.runtime.ring_shared import SharedRingGroup
 from aiops.van.base import Address, Listener, Stream, Van
 from aiops.van.link import Link
 from aiops_protocol.errors import ErrorCode
@@ -62,9 +66,11 @@ class RingDesk:
     insecure
         Allow an address that other machines can reach, without authentication.
     transport
-        "tcp", "shared-memory", or "auto": memory if all members of a ring are on one host.
+        "tcp", "shared-memory", or "auto": memory between members that are on one host.
     connections
         How many this worker opens to each other member.
+    apart
+        As for `HostMemory`.
 
     Attributes
     ----------
@@ -84,6 +90,7 @@ class RingDesk:
         insecure: bool = False,
         transport: str = "auto",
         connections: int = 1,
+        apart: str = "",
     ) -> None:
         check_exposure(bind, insecure, "the ring's door at")
         self._van = van
@@ -91,7 +98,7 @@ class RingDesk:
         self._bind = bind
         self._advertise = advertise
         self.connections = connections
-        self.memory = HostMemory(transport)
+        self.memory = HostMemory(transport, apart)
         self._listener: Listener | None = None
         self._opening: asyncio.Lock = asyncio.Lock()
         self._seats: dict[str, _Seat] = {}
@@ -163,7 +170,7 @@ class RingDesk:
             raise
         finally:
             seat.formed = None
-        if isinstance(group, SharedRingGroup):
+        if isinstance(group, MeetingRingGroup):
             await group.meet(self.memory, timeout_s)
         return group
 
@@ -210,15 +217,12 @@ class RingDesk:
     def _formed(self, seat: _Seat, message: RingFormed) -> None:
         if seat.group is not None:
             seat.group.retire()
-        kind, refused = RingGroup, None
+        hosts, refused = None, None
         try:
-            if shares_memory(message.members, self.memory.transport):
-                kind = SharedRingGroup
+            hosts = hosts_of(message.members, self.memory.transport)
         except UsageError as error:
             refused = error
-        group = kind(
-            *(self._van, self._postoffice, message.name, message, seat.traffic, self.connections)
-        )
+        group = self._group_of(seat, message, hosts)
         seat.group = group
         self._groups = [known for known in self._groups if not known.closed] + [group]
         if seat.formed is not None and not seat.formed.done():
@@ -232,6 +236,18 @@ class RingDesk:
             if frames and self._introduce(link, frames[0]):
                 for frame in frames:
                     link.owner.link_frame(link, frame)
+
+    def _group_of(self, seat: _Seat, message: RingFormed, hosts: Groups | None) -> RingGroup:
+        """Return the generation of the kind that fits to where its members are."""
+        kind: type[RingGroup] = RingGroup
+        if hosts is not None and len(hosts) < len(message.members):
+            kind = SharedRingGroup if len(hosts) == 1 else HostsRingGroup
+        group = kind(
+            *(self._van, self._postoffice, message.name, message, seat.traffic, self.connections)
+        )
+        if isinstance(group, HostsRingGroup):
+            group.hosts = hosts or ()
+        return group
 
     def failed(self, error: AiopsError) -> None:
         """End everything: nothing works any more."""

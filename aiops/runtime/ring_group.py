@@ -11,19 +11,17 @@ import asyncio
 from collections import deque
 from typing import Final
 
-import msgspec
-
 from aiops.collective.operation import UnexpectedPiece
 from aiops.errors import AiopsError, PeerMisbehaved
 from aiops.runtime.postoffice import Postoffice
 from aiops.runtime.ring_call import RingCall, RingWork
+from aiops.runtime.ring_early import EarlyFrames
 from aiops.runtime.ring_errors import aborted, call_name
 from aiops.runtime.ring_peer import RingPeer
 from aiops.van.base import Van
 from aiops.van.link import Link
 from aiops_protocol.frames import Frame, RingBegin, RingConfirm, RingFrame, RingPiece
 from aiops_protocol.limits import (
-    EARLY_BYTES_MAX,
     OPERATIONS_AHEAD_MAX,
     TEXT_BYTES_MAX,
 )
@@ -90,8 +88,7 @@ class RingGroup:
         self._calls: deque[RingCall] = deque()  # those that have begun, in order
         self._queue: deque[RingCall] = deque()  # those whose turn comes later
         self._begun = 0
-        self._early: dict[int, list[tuple[RingPeer, RingFrame]]] = {}
-        self._early_bytes: dict[tuple[int, int], int] = {}
+        self._early = EarlyFrames()
         self._landing: dict[tuple[int, int], memoryview] = {}
         self._timers: list[asyncio.TimerHandle] = []
         self._reported = False
@@ -113,9 +110,12 @@ class RingGroup:
         """Begin an operation, or put it behind those that are on their way."""
         call = RingCall(work, self.index, self.size, timeout_s)
         call.timer = self._loop.call_later(min(WARN_S, timeout_s), self._look, call)
+        self._begin_in_turn(call)
+        return call
+
+    def _begin_in_turn(self, call: RingCall) -> None:
         self._queue.append(call)
         self._begin_calls()
-        return call
 
     def _begin_calls(self) -> None:
         while self._queue and len(self._calls) < OPERATIONS_AHEAD_MAX and self.over is None:
@@ -124,7 +124,7 @@ class RingGroup:
             call.begin(self._begun, self._landing)
             self._calls.append(call)
             self._announce(call)
-            for peer, frame in self._early.pop(call.number, ()):
+            for peer, frame in self._early.pop(call.number):
                 if self.over is None:
                     self._take(call, peer, frame)
                 peer.early.done(frame.payload)
@@ -220,13 +220,17 @@ class RingGroup:
         for call in list(self._calls):
             if not call.confirmation.started:
                 self._pump(call)
-                in_order = in_order and call.operation.finished
+                in_order = in_order and self._complete(call)
                 if in_order:
                     self._send_confirms(call, call.confirm(_WANTED * self._knock))
         while self._calls and self._calls[0].confirmation.done:
             call = self._calls.popleft()
             self._take_effect(call)
         self._begin_calls()
+
+    def _complete(self, call: RingCall) -> bool:
+        """Whether all of the result that this member needs is there."""
+        return call.operation.finished
 
     def _take_effect(self, call: RingCall) -> None:
         self.done = call.number
@@ -283,21 +287,12 @@ class RingGroup:
 
     def _keep(self, peer: RingPeer, frame: RingFrame) -> None:
         """Keep what comes for an operation that this member has not begun; bounded."""
-        key = (peer.index, frame.operation)
-        size = self._early_bytes.get(key, 0) + len(frame.payload)
-        # The text of RING_BEGIN comes with them.
-        if size > EARLY_BYTES_MAX + TEXT_BYTES_MAX or frame.operation > self._begun + (
-            OPERATIONS_AHEAD_MAX
-        ):
+        ahead = frame.operation - self._begun
+        if ahead > OPERATIONS_AHEAD_MAX or not self._early.keep(peer, frame):
             raise self._misbehaved(peer, f"{frame} too far ahead")
-        self._early_bytes[key] = size
-        if not peer.early.keeps(frame.payload):  # it lies in the connection's buffer
-            frame = msgspec.structs.replace(frame, payload=bytes(frame.payload))
-        self._early.setdefault(frame.operation, []).append((peer, frame))
 
     def _take(self, call: RingCall, peer: RingPeer, frame: RingFrame) -> None:
         index = peer.index
-        self._early_bytes.pop((index, frame.operation), None)
         try:
             if isinstance(frame, RingPiece):
                 call.begun.add(index)
@@ -322,8 +317,9 @@ class RingGroup:
             return
         self.stop(
             "mismatch",
-            f"operation {call.number} of ring {self.name}: {self.me} calls {ours}, but {peer} "
-            f"calls {theirs}; all members must make the same calls in the same order",
+            f"operation {call.number or self._begun + 1} of ring {self.name}: {self.me} calls "
+            f"{ours}, but {peer} calls {theirs}; all members must make the same calls in the same "
+            "order",
         )
 
     def _misbehaved(self, peer: RingPeer, what: str) -> PeerMisbehaved:

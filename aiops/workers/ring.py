@@ -35,6 +35,7 @@ from aiops.errors import AiopsError, CollectiveAborted, CollectiveMismatch, Usag
 from aiops.runtime.ring_call import RingWork
 from aiops.runtime.ring_desk import RingDesk
 from aiops.runtime.ring_group import RingGroup
+from aiops.runtime.ring_hosts import HostsRingGroup
 from aiops.runtime.ring_shared import SharedRingGroup
 from aiops.workers.ring_links import measured_links
 from aiops.workers.scratch import Scratch
@@ -83,6 +84,7 @@ class Ring(Member):
         self._known: dict[Call, _Prepared] = {}
         self._knows_mismatch = False  # of the members' calls in this generation
         self._hosts = self._by_host()
+        self._order = self._neighbours_first()
 
     def __repr__(self) -> str:
         return (
@@ -134,8 +136,14 @@ class Ring(Member):
 
     @property
     def transport(self) -> str:
-        """How calls of this generation travel: "tcp" or "shared-memory"."""
-        return "shared-memory" if isinstance(self._group, SharedRingGroup) else "tcp"
+        """How calls of this generation travel: "tcp", "shared-memory" or "shared-memory+tcp".
+
+        The last one is for members on several hosts, of which some share memory: an all-reduce by
+        "hierarchical" takes both, and everything else TCP alone.
+        """
+        if isinstance(self._group, SharedRingGroup):
+            return "shared-memory"
+        return "shared-memory+tcp" if isinstance(self._group, HostsRingGroup) else "tcp"
 
     def empty(self, shape: int | tuple[int, ...], dtype: DTypeLike = np.float32) -> Array:
         """Make an array in memory that the workers of this host share, all zero at first.
@@ -180,6 +188,7 @@ class Ring(Member):
         self._knows_mismatch = False
         self._known.clear()
         self._hosts = self._by_host()
+        self._order = self._neighbours_first()
 
     async def _arrange(self) -> None:
         """Measure the links and settle the order, if that was asked for; all members do it.
@@ -187,11 +196,12 @@ class Ring(Member):
         `worker.ring` and `reform` call this. A member that is lost meanwhile costs another
         generation, not the call.
         """
-        self._order = ()
-        while self._measured and self.transport == "tcp" and self.world_size > 1:
+        while self._measured and self.transport != "shared-memory" and self.world_size > 1:
             try:
                 row = await measured_links(self._group, self._call_timeout_s)
                 self._order = ring_order(await self.all_gather(row, algorithm="ring"))
+                if isinstance(self._group, HostsRingGroup):
+                    self._group.arrange(self._order)
                 return
             except CollectiveAborted as error:
                 if error.cause in ("cancelled", "timeout"):
@@ -216,7 +226,8 @@ class Ring(Member):
             There is no such kind of call, or a size is negative.
         """
         size = explained_bytes(kind, count, item_bytes)
-        return choose(kind, self.world_size, size, LOOPBACK)
+        hosts = self._hosts if isinstance(self._group, HostsRingGroup) else None
+        return choose(kind, self.world_size, size, LOOPBACK, hosts=hosts)
 
     async def leave(self) -> None:
         """Take part in no call any more: the others' call ends without effect, and they `reform`.
@@ -254,7 +265,8 @@ class Ring(Member):
             A codec, or its spelling: `"fp16"`. Each piece is encoded before it is sent, sums in
             between too, so what is lost grows with the number of members; nothing is carried
             over to the next call. All members end with the same bits. For finite float32 over
-            TCP, by the ring, as a sum or mean.
+            TCP, by the ring, as a sum or mean. Of hosts that share memory, sums are encoded
+            between the hosts only.
 
         Raises
         ------
@@ -285,11 +297,17 @@ class Ring(Member):
     ) -> tuple[CompressedCall, Bucket]:
         """Check a compressed all-reduce, and put it into words."""
         arrays = check_arrays("all_reduce", array)
+        can: list[Algorithm] = ["ring"]
+        if isinstance(self._group, HostsRingGroup):
+            can.insert(0, "hierarchical")  # only what goes between hosts loses anything
         wrong = [
-            (self.transport != "tcp", 'the ring is in shared memory: worker.ring(transport="tcp")'),
+            (
+                self.transport == "shared-memory",
+                'the ring is in shared memory: worker.ring(transport="tcp")',
+            ),
             (op not in ("sum", "mean"), f"op is {op!r}; it can be sum or mean"),
             (order != "any", f"order is {order!r}; the ring has its own"),
-            (algorithm not in ("auto", "ring"), f"algorithm is {algorithm!r}; it can be ring"),
+            (algorithm not in ("auto", *can), f"algorithm is {algorithm!r}; it can be {can[0]}"),
             (any(one.dtype != np.float32 for one in arrays), "arrays must be float32"),
             (not all(map(_finite, arrays)), "arrays must be finite"),
         ]
@@ -297,8 +315,9 @@ class Ring(Member):
             if is_wrong:
                 raise UsageError(f"all_reduce with compression={codec.spelling()!r}: {why}")
         shapes, count = tuple(one.shape for one in arrays), sum(one.size for one in arrays)
+        chosen = can[0] if algorithm == "auto" else algorithm
         call = CompressedCall(
-            "all_reduce", count, shapes, op=op, algorithm="ring", compression=codec.spelling()
+            "all_reduce", count, shapes, op=op, algorithm=chosen, compression=codec.spelling()
         )
         return call, Bucket(arrays)
 
@@ -317,6 +336,8 @@ class Ring(Member):
         try:
             if isinstance(group, SharedRingGroup):
                 await group.perform(call, flat, limit)
+            elif isinstance(group, HostsRingGroup) and call.algorithm == "hierarchical":
+                await group.perform(call, flat, limit, _codec_of(call))
             else:
                 await self._perform_over_tcp(group, call, flat, limit)
         except CollectiveMismatch:
@@ -343,8 +364,7 @@ class Ring(Member):
 
         reduce = REDUCTIONS[call.op or "sum"]
         what, plan = prepared.description, prepared.plan
-        codec = codec_from(call.compression) if isinstance(call, CompressedCall) else None
-        work_to_do = RingWork(call.kind, what, plan, flat, work, reduce, commit, codec)
+        work_to_do = RingWork(call.kind, what, plan, flat, work, reduce, commit, _codec_of(call))
         begun = group.call(work_to_do, timeout_s)
         try:
             await begun.future
@@ -383,10 +403,18 @@ class Ring(Member):
         return self._hosts
 
     def _by_host(self) -> Groups:
+        if isinstance(self._group, HostsRingGroup):
+            return tuple(self._group.hosts)
         hosts: dict[str, list[int]] = {}
         for place, member in enumerate(self._group.formed.members):
             hosts.setdefault(member.host, []).append(place)
         return tuple(map(tuple, hosts.values()))
+
+    def _neighbours_first(self) -> tuple[int, ...]:
+        """Return an order in which the members of a host follow each other, if there are such."""
+        if not isinstance(self._group, HostsRingGroup):
+            return ()
+        return tuple(place for host in self._hosts for place in host)
 
     def _again(self, call: Call, error: AiopsError) -> AiopsError:
         """Return the error of a call in a ring that has ended."""
@@ -429,6 +457,10 @@ class _Prepared(NamedTuple):
     description: str
     plan: Plan
     given: tuple[Span, ...]  # the elements that it gives this rank
+
+
+def _codec_of(call: Call) -> Codec | None:
+    return codec_from(call.compression) if isinstance(call, CompressedCall) else None
 
 
 def _finite(array: Array) -> bool:

@@ -10,10 +10,10 @@ from typing import Any, Final, NamedTuple
 from aiops.checks import check_flag, check_timeout, is_number
 from aiops.errors import ConfigError, UsageError
 from aiops.runtime.addresses import parse_address
+from aiops.runtime.host_memory import TRANSPORTS
 from aiops.runtime.postoffice import Postoffice
 from aiops.runtime.ring_desk import RingDesk
 from aiops.runtime.ring_peer import CONNECTIONS_MAX
-from aiops.runtime.ring_shared import TRANSPORTS
 from aiops.van.base import Address, Van
 from aiops.workers.ring import CALL_TIMEOUT_S, Ring
 
@@ -55,9 +55,16 @@ class RingSettings(NamedTuple):
 
 
 class Rings:
-    """Every ring of a worker, by name."""
+    """Every ring of a worker, by name.
+
+    Attributes
+    ----------
+    apart
+        Set before the first ring: as for `HostMemory`.
+    """
 
     def __init__(self, van: Van, postoffice: Postoffice) -> None:
+        self.apart = ""
         self._van = van
         self._postoffice = postoffice
         self._desk: RingDesk | None = None
@@ -136,6 +143,7 @@ class Rings:
             insecure=insecure,
             transport=transport,
             connections=connections,
+            apart=self.apart,
         )
 
     def leave(self) -> None:

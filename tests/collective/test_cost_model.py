@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiops.collective import patterns, schedule
-from aiops.collective.cost_model import Link, Sample, choose, fit, predict, predict_in_process
+from aiops.collective.cost_model import (
+    Link,
+    Sample,
+    choose,
+    fit,
+    predict,
+    predict_by_hosts,
+    predict_in_process,
+)
 from aiops.collective.counts import all_reduce_counts
 from aiops.collective.schedule import Algorithm
 from aiops.collective.steps import Combine, Schedule, Span
@@ -109,6 +117,24 @@ def test_the_choice_depends_on_the_link() -> None:
     assert choose("broadcast", 8, 100_000_000, SLOW).algorithm == "chain"
     assert np.isfinite(list(choose("reduce_scatter", 5, 1000, SLOW).predicted_s.values())).all()
     assert choose("all_gather", 1, 1000, SLOW).predicted_s["ring"] == 0
+
+
+def test_by_hosts_fewer_bytes_go_over_links() -> None:
+    """That is worth two meetings on each host for long arrays, and not for short ones."""
+    hosts = ((0, 1, 2), (3, 4, 5))
+    link = Link(1e-4, 1e-8, 1e-10)
+    assert "hierarchical" not in choose("all_reduce", 6, 1 << 20, link).predicted_s
+    assert choose("all_reduce", 6, 1 << 20, link, hosts=hosts).algorithm == "hierarchical"
+    assert choose("all_reduce", 6, 64, Link(1e-5, 1e-8, 0), hosts=hosts).algorithm != "hierarchical"
+    for kind in ("broadcast", "reduce_scatter", "all_gather"):
+        assert "hierarchical" not in choose(kind, 6, 1 << 20, link, hosts=hosts).predicted_s
+    # Of bytes on links alone each host sends 2n(h-1)/h, whatever its number of ranks.
+    bytes_only = Link(0.0, 1.0, 0.0)
+    three = ((0,), (1, 2), (3, 4, 5))
+    assert predict_by_hosts(three, 9_000_000, bytes_only) == pytest.approx(12_000_000)
+    # What the ranks combine is shared among as many as the smallest host has.
+    combined = Link(0.0, 0.0, 1.0)
+    assert predict_by_hosts(hosts, 6_000_000, combined) == pytest.approx(1_000_000, rel=1e-6)
 
 
 # --- an emulated link: every message of a schedule in virtual time ---

@@ -22,6 +22,8 @@ PHASES: Final = {
     "tcp": ("RingBegin", "RingPiece-1", "RingPiece-9", "RingConfirm", "between-5"),
     # Before it says that it has come, and that its part is there; computing, and copying.
     "shared-memory": ("_tell-1", "_tell-2", "_reduce", "_gather", "between-5"),
+    # Rank 2 shares the host of rank 0; rank 1 is on another one.
+    "hosts": ("_tell-1", "_fold", "RingPiece-1", "_tell-2", "RingConfirm", "between-5"),
 }
 
 

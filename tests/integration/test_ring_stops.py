@@ -20,6 +20,8 @@ from ring_job import WITHIN_S, Job, job_of
 PHASES: Final = {
     "tcp": ("RingPiece-1", "RingConfirm", "RingBegin", "RingPiece-9", "between-5"),
     "shared-memory": ("_reduce", "_gather", "_tell-1", "_tell-2", "between-5"),
+    # The others are on two hosts, and the victim on one of them.
+    "hosts": ("_fold", "RingPiece-1", "_tell-1", "_tell-2", "RingConfirm", "between-5"),
 }
 ALWAYS: Final = 2
 POLL_S: Final = 0.01  # nobody is told that a process of somebody else has stopped

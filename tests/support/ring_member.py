@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 import aiops
-from aiops.collective.shared import SharedGroup
+from aiops.collective.member import AlgorithmChoice
+from aiops.collective.shared import HostPart, SharedGroup
 from aiops.errors import AiopsError, CollectiveAborted
 from aiops.runtime.ring_group import RingGroup
 
@@ -47,14 +48,16 @@ class Fate:
         self.kind, _, count = phase.partition("-")
         self.countdown = int(count or 1)
         self.signal = number
-        if hasattr(SharedGroup, self.kind):
-            setattr(SharedGroup, self.kind, self._counting(getattr(SharedGroup, self.kind)))
+        if hasattr(SharedGroup, self.kind) or hasattr(HostPart, self.kind):
+            for cls in (SharedGroup, HostPart):
+                if hasattr(cls, self.kind):
+                    setattr(cls, self.kind, self._counting(getattr(cls, self.kind)))
         elif self.kind not in ("", "between"):
             RingGroup.peer_frame = self._counting_frames(RingGroup.peer_frame)  # type: ignore[method-assign]
 
     def _counting(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def method(group: SharedGroup, *arguments: Any) -> Any:
-            if group.done >= CALLS_BEFORE:
+        def method(group: SharedGroup | HostPart, *arguments: Any) -> Any:
+            if group.begun > CALLS_BEFORE:
                 self.count()
             return call(group, *arguments)
 
@@ -90,6 +93,10 @@ async def run(scheduler: str, name: str, transport: str, phase: str, number: int
             loop.remove_reader(0)
 
         loop.add_reader(0, heard)
+        algorithm: AlgorithmChoice = "auto"
+        if transport == "hosts":  # as if even and odd ranks were on two hosts
+            worker._rings.apart = f"-{worker.rank % 2}"
+            transport, algorithm = "auto", "hierarchical"
         ring = await worker.ring("r", timeout_s=60, call_timeout_s=60, transport=transport)
         shared = ring.empty(LARGE)
         call, generation, over = 0, 0, False
@@ -107,7 +114,7 @@ async def run(scheduler: str, name: str, transport: str, phase: str, number: int
                     members = ring.workers
                     say("formed", generation=generation, members=members, segments=segments())
                     continue
-                await ring.all_reduce(array)
+                await ring.all_reduce(array, algorithm=algorithm)
                 reduced = True
                 assert (array == sum(rank + 1 for rank in ring.workers)).all()
                 say("call", call=call, generation=generation, crc=zlib.crc32(array.tobytes()))

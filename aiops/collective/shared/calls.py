@@ -16,7 +16,7 @@ from aiops.collective.shared.board import TEXT_BYTES
 from aiops.collective.steps import Span, chunk_spans
 from aiops.errors import CollectiveMismatch
 
-__all__ = ["call_of", "check_same", "combine", "contributions", "text_of"]
+__all__ = ["call_of", "check_same", "combine", "contributions", "fold", "text_of"]
 
 Array = NDArray[Any]
 
@@ -28,9 +28,8 @@ def contributions(call: Call, size: int) -> Sequence[Span]:
     return chunk_spans(call.count, size)
 
 
-def combine(call: Call, parts: Sequence[Array], result: Array) -> None:
-    """Fold parts from the left, and divide once for a mean."""
-    operation = REDUCTIONS[call.op]
+def fold(operation: np.ufunc, parts: Sequence[Array], result: Array) -> None:
+    """Fold parts from the left."""
     with np.errstate(all="ignore"):  # infinity less infinity is NaN, and travels on
         if len(parts) == 1:
             np.copyto(result, parts[0])
@@ -38,8 +37,13 @@ def combine(call: Call, parts: Sequence[Array], result: Array) -> None:
             operation(parts[0], parts[1], out=result)
         for part in parts[2:]:
             operation(result, part, out=result)
-        if call.op == "mean":
-            np.divide(result, result.dtype.type(len(parts)), out=result)
+
+
+def combine(call: Call, parts: Sequence[Array], result: Array) -> None:
+    """Fold parts from the left, and divide once for a mean."""
+    fold(REDUCTIONS[call.op], parts, result)
+    if call.op == "mean":
+        np.divide(result, result.dtype.type(len(parts)), out=result)
 
 
 def text_of(call: Call) -> bytes:

@@ -21,63 +21,30 @@ yet; what has, waits for `verdict`.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from time import perf_counter
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aiops.collective.call import Call
-from aiops.collective.shared.board import BOARD_BYTES, NONE, SMALL_BYTES, Board, Facts, fence
-from aiops.collective.shared.calls import check_same, combine, contributions, text_of
+from aiops.collective.shared.board import NONE, SMALL_BYTES, Board, Facts, fence
+from aiops.collective.shared.calls import combine, contributions, text_of
 from aiops.collective.shared.links import ShareLink
-from aiops.collective.shared.memory import BOARD, GroupMemory
+from aiops.collective.shared.neighbours import BLOCK_BYTES, TURN_BYTES, Neighbours
 from aiops.collective.shared.pages import Arena, Location
-from aiops.collective.shared.reading import Reading
 from aiops.collective.steps import Span
-from aiops.errors import Closed
 
 __all__ = ["SharedGroup"]
 
 Array = NDArray[Any]
 
-SPIN_S: Final = 100e-6
-"""How long to look again and again before going to sleep. To be woken costs about 50 us here, so a
-wait that is at most twice as long is better spent looking. Between two looks others may run: with
-four members on two processors calls of up to 1 MB take two thirds of the time that they take when
-nobody looks."""
 
-BLOCK_BYTES: Final = 128 * 1024
-"""What is combined at a time: the result of a block is still in the cache when the next operand
-comes."""
-
-TURN_BYTES: Final = 8 * 1024 * 1024
-"""How much is combined or copied before the event loop has a turn: about 1 ms."""
-
-_NUDGE_S: Final = 0.05
-"""A sleeper looks up by itself this often: if a wake-up was lost, that is all it costs."""
-
-
-class SharedGroup:
+class SharedGroup(Neighbours):
     """One member's part in a group of processes of one host.
 
-    Parameters
-    ----------
-    index, size
-        This member, and how many there are.
-    arena
-        The shared memory of this process.
-    links
-        Connections to all other members, by index (`Doorbell.meet`); they are closed with the
-        group.
-    lost
-        Called with the index of a member whose connection has ended, and why: it is dead or has
-        left. What becomes of the calls is for the owner to say.
-    names
-        What errors call the members.
+    For the parameters see `Neighbours`; closing it closes `links`.
 
     Attributes
     ----------
@@ -85,10 +52,6 @@ class SharedGroup:
         How many calls are in effect here.
     voted
         The last call that this member cannot give up by itself any more.
-    begun
-        The last call that this member has begun.
-    reading
-        How much has gone from member to member.
     """
 
     def __init__(
@@ -100,34 +63,12 @@ class SharedGroup:
         lost: Callable[[int, str], None],
         names: Sequence[str] = (),
     ) -> None:
-        self._names = names or [f"rank {member}" for member in range(size)]
-        self.index = index
-        self.size = size
+        super().__init__(index, size, arena, links, lost, names)
         self.done = 0
         self.voted = 0
-        self.begun = 0
-        self.reading = Reading(size)
-        self._memory = GroupMemory(arena, links)
-        self._links = links
-        self._flags = 0
-        self._performing = False
         self._interrupted: asyncio.CancelledError | None = None  # comes when a call is complete
-        self._closed = False
-        self._stopped: Callable[[], Exception] | None = None
         self._doubtful: asyncio.Future[None] | None = None
         self._vote = Board.VOTED  # the word in which the members vote on this call
-        self._woken: asyncio.Future[None] | None = None
-        self._loop = asyncio.get_running_loop()
-        self._arena = arena
-
-        def ended(other: int, error: Exception | None) -> None:
-            lost(other, "its process has ended or left" if error is None else str(error))
-
-        for other, link in links.items():
-            link.open(self._wake_up, partial(ended, other))
-        self._own = Board(self._memory.create(BOARD_BYTES)[1])
-        self._boards: dict[int, Board] = {index: self._own}
-        self._memory.open()
 
     # --- calls ---
 
@@ -160,34 +101,21 @@ class SharedGroup:
         array they have copies, and it is as it was; from a large one they may still read, so it
         is held until they have the result, and has it, too.
         """
-        self._refuse()
-        self.begun = number = self.begun + 1
         self._flags = flags
-        self._performing = True
         self._interrupted = None
-        try:
-            self._memory.tell_dropped()
-            if len(self._boards) < self.size:
-                await self._until(self._all_boards, number)
-            if flat.nbytes <= SMALL_BYTES:
-                await self._perform_small(call, flat, number)
-            else:
-                await self._perform_large(call, flat, number)
-            chunk = contributions(call, self.size)[self.index].elements * flat.itemsize
-            self.reading.count(call, flat.nbytes, chunk, at_once=flat.nbytes <= SMALL_BYTES)
-            if self._interrupted is not None:
-                raise self._interrupted
-        except Exception as error:
-            if self._stopped is None:
-                raise
-            # The frames that it has passed look at pages which are to be given back now, and the
-            # caller may keep the error for long.
-            raise error.with_traceback(None) from error.__cause__
-        finally:
-            self._performing = False
-            if self._closed:
-                self._release()
+        await self._alone(self._perform(call, flat))
         return self._flags
+
+    async def _perform(self, call: Call, flat: Array) -> None:
+        number = await self._begin()
+        if flat.nbytes <= SMALL_BYTES:
+            await self._perform_small(call, flat, number)
+        else:
+            await self._perform_large(call, flat, number)
+        chunk = contributions(call, self.size)[self.index].elements * flat.itemsize
+        self.reading.count(call, flat.nbytes, chunk, at_once=flat.nbytes <= SMALL_BYTES)
+        if self._interrupted is not None:
+            raise self._interrupted
 
     async def _perform_small(self, call: Call, flat: Array, number: int) -> None:
         spans = contributions(call, self.size)
@@ -238,7 +166,7 @@ class SharedGroup:
             await self._reduce(call, flat, mine, places, number)
         else:
             await self._copy(flat[slice(*mine)], result)
-        self._refuse()
+        self.check()
         self.voted = number
         self._vote = Board.VOTED
         self._tell(Board.VOTED, number)
@@ -252,11 +180,6 @@ class SharedGroup:
             memory.exchange(flat, spare)
         except OSError:  # the system allows no more mappings
             await self._copy(spare[: flat.nbytes].view(flat.dtype), flat)
-
-    async def _stage(self, flat: Array, staged: Array, mine: Span) -> None:
-        """Copy what the others read of this member's array: all but its own chunk."""
-        for part in (slice(0, mine.begin), slice(mine.end, None)):
-            await self._copy(flat[part], staged[part])
 
     def _places(
         self, flat: Array, mine: Span, result: Array, spare: Array | None, number: int
@@ -274,24 +197,11 @@ class SharedGroup:
         chunks = [place[: flat.nbytes].view(flat.dtype)[slice(*mine)] for place in places]
         return [result, *chunks] if copied else chunks
 
-    def _compare(self, call: Call, number: int) -> None:
-        """Look whether all members mean the same; all find the same two of whom they speak."""
-        for board in self._boards.values():
-            self._flags |= board.flags(number)
-        check_same(self._names, [self._boards[at].text(number) for at in range(self.size)])
-
     async def _reduce(
         self, call: Call, flat: Array, mine: Span, places: Sequence[Array], number: int
     ) -> None:
         """Combine this member's chunk over the arrays of all members, in the order of the ranks."""
-        arrays = []
-        for member in range(self.size):
-            if member == self.index:
-                arrays.append(flat[slice(*mine)])
-                continue
-            segment, offset, _, _ = self._boards[member].facts(number)
-            whole = self._memory.of(member, segment)[offset : offset + flat.nbytes]
-            arrays.append(whole.view(flat.dtype)[slice(*mine)])
+        arrays = self._parts(flat, mine, number)
         result, *copies = places
         block = BLOCK_BYTES // flat.itemsize
         since = 0
@@ -305,7 +215,7 @@ class SharedGroup:
             if since >= TURN_BYTES:
                 since = 0
                 await asyncio.sleep(0)
-                self._refuse()
+                self.check()
 
     async def _gather(self, call: Call, flat: Array, spans: Sequence[Span], number: int) -> None:
         """Copy what all members have; it stays there until all have come to the next call."""
@@ -322,13 +232,6 @@ class SharedGroup:
                 continue
             part = memory[: span.elements * flat.itemsize].view(flat.dtype)
             await self._copy(part, flat[slice(*span)])
-
-    async def _copy(self, source: Array, target: Array) -> None:
-        step = TURN_BYTES // source.itemsize
-        for begin in range(0, source.size, step):
-            if begin:
-                await self._turn()
-            np.copyto(target[begin : begin + step], source[begin : begin + step])
 
     # --- waiting ---
 
@@ -356,57 +259,17 @@ class SharedGroup:
                 raise
             self._interrupted = error
 
-    def _tell(self, word: int, number: int) -> None:
-        fence()
-        self._own.words[word] = number
-        fence()
-        for other, board in self._boards.items():
-            if other != self.index and board.words[Board.ASLEEP]:
-                self._links[other].wake()
-
-    def _all(self, word: int, number: int) -> bool:
-        return all(board.words[word] >= number for board in self._boards.values())
-
-    def _all_boards(self) -> bool:
-        for other, link in self._links.items():
-            if other not in self._boards and BOARD in link.segments:
-                self._boards[other] = Board(link.segments[BOARD])
-        return len(self._boards) == self.size
-
     async def _until(self, true: Callable[[], bool], number: int) -> None:
         """Wait for other members; a call without this member's vote ends when it is stopped."""
-        self._refuse()
-        until = perf_counter() + SPIN_S
-        while not true():
-            if perf_counter() >= until:
-                await self._sleep(true, number)
-                break
-            os.sched_yield()
-        fence()
+        await super()._until(true, number)
         if self.voted >= number > self.done and self._given_up(number):
             await self._judged(number)
 
-    async def _sleep(self, true: Callable[[], bool], number: int) -> None:
-        words = self._own.words
-        try:
-            while True:
-                self._woken = self._loop.create_future()
-                words[Board.ASLEEP] = 1
-                fence()
-                if true():
-                    return
-                timer = self._loop.call_later(_NUDGE_S, self._wake_up)
-                try:
-                    await self._woken
-                finally:
-                    timer.cancel()
-                if self._stopped is not None and self.voted >= number:
-                    await self._judged(number)
-                    return
-                self._refuse()
-        finally:
-            self._woken = None
-            words[Board.ASLEEP] = 0
+    async def _outlasts(self, number: int) -> bool:
+        if self.voted < number:
+            return False
+        await self._judged(number)
+        return True
 
     def _given_up(self, number: int) -> bool:
         """Whether another member does without this call: then what it says no longer counts.
@@ -424,21 +287,7 @@ class SharedGroup:
             await self._doubtful
             self.done = number
 
-    def _wake_up(self) -> None:
-        if self._woken is not None and not self._woken.done():
-            self._woken.set_result(None)
-
     # --- the end ---
-
-    def _refuse(self) -> None:
-        if self._stopped is not None:
-            raise self._stopped()
-
-    def missing(self) -> list[int]:
-        """Return the members that have not come to the call that this one has come to."""
-        boards = self._boards
-        come = [at for at in boards if boards[at].words[Board.ARRIVED] >= self.begun]
-        return [member for member in range(self.size) if member not in come]
 
     @property
     def in_doubt(self) -> bool:
@@ -448,7 +297,7 @@ class SharedGroup:
     def stop(self, error: Callable[[], Exception]) -> None:
         """End the group: what has no vote of this member fails, what has waits for `verdict`."""
         if self._stopped is None:
-            self._stopped = error
+            super().stop(error)
             words = self._own.words
             words[Board.ENDED] = self.done + 1
             fence()
@@ -456,7 +305,6 @@ class SharedGroup:
             if complete and not self._given_up(self.voted):
                 self.done = self.voted
                 words[Board.ENDED] = self.done + 1
-            self._wake_up()
 
     def verdict(self, done: int, error: Callable[[], Exception]) -> None:
         """Say that calls up to `done` are in effect for some member, so for all; others are not."""
@@ -470,28 +318,3 @@ class SharedGroup:
                 self._doubtful.set_result(None)
             else:
                 self._doubtful.set_exception(error())
-
-    def close(self) -> None:
-        """Let go of all memory and connections; the arena stays. Idempotent."""
-        if self._closed:
-            return
-        self._closed = True
-        self.stop(_closed_error)
-        self._memory.close()
-        for link in self._links.values():
-            link.close()
-        if not self._performing:
-            self._release()
-
-    def _release(self) -> None:
-        self._memory.release()
-        self._boards.clear()
-        self._own = _NOWHERE
-        self._stopped = _closed_error  # the error keeps frames that look at all this
-
-
-_NOWHERE: Final = Board(np.zeros(BOARD_BYTES, np.uint8))
-
-
-def _closed_error() -> Exception:
-    return Closed("the ring is closed")

@@ -8,7 +8,7 @@ import pytest
 
 from aiops.collective.shared import host_identity, supported
 from aiops.errors import UsageError
-from aiops.runtime.ring_shared import HostMemory, shares_memory
+from aiops.runtime.host_memory import HostMemory, hosts_of
 from aiops_protocol.ring_control import RingMember
 
 pytestmark = pytest.mark.skipif(not supported(), reason="shared memory needs Linux")
@@ -36,13 +36,23 @@ def members(*offers: str) -> list[RingMember]:
     ],
 )
 def test_who_shares_memory(offers: list[str], shared: bool) -> None:
-    assert shares_memory(members(*offers), "auto") is shared
+    places = tuple(range(len(offers)))
+    alone = tuple((place,) for place in places)
+    assert hosts_of(members(*offers), "auto") == ((places,) if shared else alone)
+
+
+def test_several_hosts() -> None:
+    offers = ["a/aiops-1-x", "b/aiops-1-x", "a/aiops-2-x", "", "b/aiops-2-x", "c/aiops-1-x", ""]
+    assert hosts_of(members(*offers), "auto") == ((0, 2), (1, 4), (3,), (5,), (6,))
+    # Tasks of one process do without on their host, others share on theirs.
+    offers = ["a/aiops-1-x", "a/aiops-1-y", "b/aiops-1-x", "b/aiops-2-x", "a/aiops-2-x"]
+    assert hosts_of(members(*offers), "auto") == ((0,), (1,), (4,), (2, 3))
 
 
 @pytest.mark.parametrize("other", ["there/aiops-2-b", ""])
 def test_who_insists_in_vain_is_told_who_cannot(other: str) -> None:
     with pytest.raises(UsageError, match=r"worker 1 \(w1\) cannot share memory"):
-        shares_memory(members("here/aiops-1-a!", other), "shared-memory")
+        hosts_of(members("here/aiops-1-a!", other), "shared-memory")
 
 
 async def test_what_is_offered() -> None:

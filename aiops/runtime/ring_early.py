@@ -1,0 +1,45 @@
+"""What members of a ring send for operations that this one has not begun."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from aiops.runtime.ring_peer import RingPeer
+from aiops_protocol.frames import RingFrame
+from aiops_protocol.limits import EARLY_BYTES_MAX, TEXT_BYTES_MAX
+
+__all__ = ["EarlyFrames"]
+
+
+class EarlyFrames:
+    """Frames by operation, in the order in which they came; bounded for each member."""
+
+    def __init__(self) -> None:
+        self._frames: dict[int, list[tuple[RingPeer, RingFrame]]] = {}
+        self._bytes: dict[tuple[int, int], int] = {}  # by operation and member
+
+    def keep(self, peer: RingPeer, frame: RingFrame) -> bool:
+        """Keep a frame, unless it is too much of this member for one operation."""
+        key = frame.operation, peer.index
+        size = self._bytes.get(key, 0) + len(frame.payload)
+        if size > EARLY_BYTES_MAX + TEXT_BYTES_MAX:  # the text of RING_BEGIN comes with the pieces
+            return False
+        self._bytes[key] = size
+        if not peer.early.keeps(frame.payload):  # it lies in the connection's buffer
+            frame = msgspec.structs.replace(frame, payload=bytes(frame.payload))
+        self._frames.setdefault(frame.operation, []).append((peer, frame))
+        return True
+
+    def pop(self, operation: int) -> Sequence[tuple[RingPeer, RingFrame]]:
+        """Return what was kept for an operation, and keep it no more."""
+        frames = self._frames.pop(operation, [])
+        for peer, _ in frames:
+            self._bytes.pop((operation, peer.index), None)
+        return frames
+
+    def clear(self) -> None:
+        """Keep nothing any more."""
+        self._frames.clear()
+        self._bytes.clear()
