@@ -22,8 +22,8 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from crc32c import crc32c
 
+from aiops_protocol.checksum import crc32c
 from aiops_protocol.codec import decode_body, decode_prefix, encode
 from aiops_protocol.frames import Push
 from aiops_protocol.limits import PREFIX_BYTES

@@ -13,8 +13,8 @@ from enum import Enum
 from typing import Final, TypeAlias
 
 import numpy as np
-from crc32c import crc32c
 
+from aiops_protocol.checksum import crc32c
 from aiops_protocol.codec import MAGIC, Prefix, announce, decode_body, decode_prefix
 from aiops_protocol.errors import BadMagic, ChecksumMismatch, LocalProtocolError
 from aiops_protocol.frames import Frame

@@ -16,9 +16,9 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
-from crc32c import crc32c
 
 from aiops_protocol.carrying import check_codec, check_own_codec
+from aiops_protocol.checksum import crc32c
 from aiops_protocol.control import ControlMessage
 from aiops_protocol.errors import (
     BadMagic,

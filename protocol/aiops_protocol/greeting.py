@@ -13,8 +13,8 @@ from enum import IntEnum
 from typing import Final
 
 import msgspec
-from crc32c import crc32c
 
+from aiops_protocol.checksum import crc32c
 from aiops_protocol.errors import BadMagic, ChecksumMismatch
 
 __all__ = [

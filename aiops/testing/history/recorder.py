@@ -16,7 +16,6 @@ from typing import Final
 
 import msgspec
 import numpy as np
-from crc32c import crc32c
 
 from aiops.errors import AiopsError, ConfigError
 from aiops.roles.requests import Operation, Part
@@ -36,6 +35,7 @@ from aiops.testing.history.format import (
     encode,
     file_name,
 )
+from aiops_protocol.checksum import crc32c
 from aiops_protocol.codecs import Sparse, decode_values
 from aiops_protocol.control import TableOpened
 from aiops_protocol.errors import ErrorCode
