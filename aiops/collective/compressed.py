@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from aiops.checks import check_array
 from aiops.collective.member import Member
-from aiops.compression import Codec, PowerSGD, codec_from
+from aiops.compression import Codec, PowerSGD
 from aiops.compression.compressor import Compressor
 from aiops.compression.power_sgd import orthonormal
+from aiops.compression.spelling import as_codec
 from aiops.errors import ConfigError, UsageError
 from aiops_protocol.codecs import Sparse, Wire, decode_values, product, uniforms
 from aiops_protocol.frames import Codec as Form
@@ -57,9 +58,7 @@ class CompressedReducer:
     def __init__(
         self, ring: Member, codec: Codec | str, shape: tuple[int, ...], *, seed: int = 0
     ) -> None:
-        made = codec_from(codec) if isinstance(codec, str) else codec
-        if not isinstance(made, Codec):
-            raise ConfigError(f"CompressedReducer: {codec!r} is no codec of aiops.compression")
+        made = as_codec(codec, "CompressedReducer: codec")
         self._ring = ring
         self._codec = made
         self._shape = shape

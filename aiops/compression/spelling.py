@@ -10,7 +10,7 @@ from aiops.compression.base import CODECS, Codec
 from aiops.compression.wrappers import Chain, ErrorFeedback, NoFeedback
 from aiops.errors import ConfigError
 
-__all__ = ["AUTO", "codec_from", "codec_names"]
+__all__ = ["AUTO", "as_codec", "codec_from", "codec_names"]
 
 AUTO: Final = "auto"
 """The spelling of "as the gate chooses"."""
@@ -24,6 +24,28 @@ _WRAPPERS: dict[str, type[ErrorFeedback] | type[NoFeedback]] = {
 def codec_names() -> tuple[str, ...]:
     """Return the first words of all spellings, sorted."""
     return tuple(sorted(CODECS))
+
+
+def as_codec(given: object, what: str) -> Codec:
+    """Return a codec that was given itself, or by its spelling.
+
+    Parameters
+    ----------
+    what
+        What errors begin with, up to the value: ``"table w: compression"``.
+
+    Raises
+    ------
+    ConfigError
+        It is neither, or a spelling that there is not.
+    """
+    codec: object = codec_from(given) if isinstance(given, str) else given
+    if not isinstance(codec, Codec):
+        raise ConfigError(
+            f"{what} is {given!r}; pass a codec of aiops.compression such as TopK(0.01), or its "
+            'spelling "top-k:0.01"'
+        )
+    return codec
 
 
 def codec_from(text: str) -> Codec:

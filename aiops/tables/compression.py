@@ -15,6 +15,7 @@ from aiops.compression.compressor import Compressor
 from aiops.compression.gate import CANDIDATES, DENSE, Gate, Price
 from aiops.compression.link import Link
 from aiops.compression.pulls import pull_codec
+from aiops.compression.spelling import as_codec
 from aiops.errors import ConfigError
 from aiops_protocol.codecs import decode_values
 
@@ -52,16 +53,7 @@ def compression_spelling(
                 "what is held back; use a table without one of them"
             )
         return AUTO
-    given: object = compression
-    if isinstance(given, str):
-        codec = codec_from(given)
-    elif isinstance(given, Codec):
-        codec = given
-    else:
-        raise ConfigError(
-            f"{what}: {setting} is {given!r}; pass a codec of aiops.compression such as "
-            'TopK(0.01), or its spelling "top-k:0.01"'
-        )
+    codec = as_codec(compression, f"{what}: {setting}")
     if pulls:
         pull_codec(codec)
     fitted = codec.for_shape(shape)

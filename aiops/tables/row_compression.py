@@ -30,7 +30,7 @@ from aiops.compression import (
     codec_from,
 )
 from aiops.compression.checks import finite
-from aiops.compression.spelling import AUTO
+from aiops.compression.spelling import AUTO, as_codec
 from aiops.errors import ConfigError
 from aiops.shards.sparse.index import RowIndex
 from aiops_protocol.codecs import Encoded, mix
@@ -68,12 +68,7 @@ def row_spelling(given: Codec | str | None, what: str, *, nonfinite: bool, pulls
     setting = "pull_compression" if pulls else "compression"
     if given == AUTO:
         raise ConfigError(f"{what}: {setting} auto is for dense tables; name a codec such as bf16")
-    codec: object = codec_from(given) if isinstance(given, str) else given
-    if not isinstance(codec, Codec):
-        raise ConfigError(
-            f"{what}: {setting} is {given!r}; pass a codec of aiops.compression such as "
-            'BFloat16(), or its spelling "bf16"'
-        )
+    codec = as_codec(given, f"{what}: {setting}")
     _check(codec, f"{what}: {setting}", pulls=pulls)
     if nonfinite and not codec.lossless:
         raise ConfigError(

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from aiops.checks import check_timeout
-from aiops.collective.buckets import Bucket
 from aiops.collective.call import REDUCTIONS, Array, Call
 from aiops.collective.cost_model import LOOPBACK, Choice, choose
 from aiops.collective.member import (
@@ -23,23 +21,23 @@ from aiops.collective.member import (
     Member,
     Order,
     Reduction,
-    check_arrays,
     explained_bytes,
 )
 from aiops.collective.plan import Plan, make_plan
 from aiops.collective.schedule import Algorithm, Groups
 from aiops.collective.steps import Schedule, Span, chunk_spans
 from aiops.collective.topology import in_order, ring_order
-from aiops.compression import Codec, codec_from
+from aiops.compression import Codec
+from aiops.compression.spelling import as_codec
 from aiops.errors import AiopsError, CollectiveAborted, CollectiveMismatch, UsageError
 from aiops.runtime.ring_call import RingWork
 from aiops.runtime.ring_desk import RingDesk
 from aiops.runtime.ring_group import RingGroup
 from aiops.runtime.ring_hosts import HostsRingGroup
 from aiops.runtime.ring_shared import SharedRingGroup
+from aiops.workers.ring_compression import codec_of, compressed_call
 from aiops.workers.ring_links import measured_links
 from aiops.workers.scratch import Scratch
-from aiops_protocol.payload import all_finite
 
 __all__ = ["Ring"]
 
@@ -280,46 +278,16 @@ class Ring(Member):
                 self, array, op, order=order, algorithm=algorithm, timeout_s=timeout_s
             )
             return
-        codec = codec_from(compression) if isinstance(compression, str) else compression
-        call, bucket = self._compressed(codec, array, op, order, algorithm)
+        codec = as_codec(compression, "all_reduce: compression")
+        by_hosts = isinstance(self._group, HostsRingGroup)
+        if self.transport == "shared-memory":
+            words = 'the ring is in shared memory: worker.ring(transport="tcp")'
+            raise UsageError(f"all_reduce with compression={codec.spelling()!r}: {words}")
+        call, bucket = compressed_call(codec, array, op, order, algorithm, by_hosts=by_hosts)
         flat = bucket.arrays[0].reshape(-1) if bucket.in_place else bucket.fused()
         await self._in_turn(self._reserve(call), flat, timeout_s)
         if not bucket.in_place:
             bucket.spread(flat)
-
-    def _compressed(
-        self,
-        codec: Codec,
-        array: Array | Sequence[Array],
-        op: str,
-        order: str,
-        algorithm: AlgorithmChoice,
-    ) -> tuple[CompressedCall, Bucket]:
-        """Check a compressed all-reduce, and put it into words."""
-        arrays = check_arrays("all_reduce", array)
-        can: list[Algorithm] = ["ring"]
-        if isinstance(self._group, HostsRingGroup):
-            can.insert(0, "hierarchical")  # only what goes between hosts loses anything
-        wrong = [
-            (
-                self.transport == "shared-memory",
-                'the ring is in shared memory: worker.ring(transport="tcp")',
-            ),
-            (op not in ("sum", "mean"), f"op is {op!r}; it can be sum or mean"),
-            (order != "any", f"order is {order!r}; the ring has its own"),
-            (algorithm not in ("auto", *can), f"algorithm is {algorithm!r}; it can be {can[0]}"),
-            (any(one.dtype != np.float32 for one in arrays), "arrays must be float32"),
-            (not all(map(_finite, arrays)), "arrays must be finite"),
-        ]
-        for is_wrong, why in wrong:
-            if is_wrong:
-                raise UsageError(f"all_reduce with compression={codec.spelling()!r}: {why}")
-        shapes, count = tuple(one.shape for one in arrays), sum(one.size for one in arrays)
-        chosen = can[0] if algorithm == "auto" else algorithm
-        call = CompressedCall(
-            "all_reduce", count, shapes, op=op, algorithm=chosen, compression=codec.spelling()
-        )
-        return call, Bucket(arrays)
 
     # --- Member ---
 
@@ -337,7 +305,7 @@ class Ring(Member):
             if isinstance(group, SharedRingGroup):
                 await group.perform(call, flat, limit)
             elif isinstance(group, HostsRingGroup) and call.algorithm == "hierarchical":
-                await group.perform(call, flat, limit, _codec_of(call))
+                await group.perform(call, flat, limit, codec_of(call))
             else:
                 await self._perform_over_tcp(group, call, flat, limit)
         except CollectiveMismatch:
@@ -364,7 +332,7 @@ class Ring(Member):
 
         reduce = REDUCTIONS[call.op or "sum"]
         what, plan = prepared.description, prepared.plan
-        work_to_do = RingWork(call.kind, what, plan, flat, work, reduce, commit, _codec_of(call))
+        work_to_do = RingWork(call.kind, what, plan, flat, work, reduce, commit, codec_of(call))
         begun = group.call(work_to_do, timeout_s)
         try:
             await begun.future
@@ -435,33 +403,9 @@ class Ring(Member):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class CompressedCall(Call):
-    """An all-reduce whose pieces travel in fewer bytes.
-
-    Attributes
-    ----------
-    compression
-        The spelling of the codec.
-    """
-
-    compression: str = ""
-
-    def __str__(self) -> str:
-        return f"{Call.__str__(self)} compressed by {self.compression}"
-
-
 class _Prepared(NamedTuple):
     """What the same call needs every time."""
 
     description: str
     plan: Plan
     given: tuple[Span, ...]  # the elements that it gives this rank
-
-
-def _codec_of(call: Call) -> Codec | None:
-    return codec_from(call.compression) if isinstance(call, CompressedCall) else None
-
-
-def _finite(array: Array) -> bool:
-    return all_finite(array.reshape(-1))

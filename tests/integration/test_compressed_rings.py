@@ -10,7 +10,7 @@ import pytest
 
 import aiops
 from aiops.collective.shared import supported
-from aiops.errors import CollectiveMismatch, UsageError
+from aiops.errors import CollectiveMismatch, ConfigError, UsageError
 from aiops.workers.ring import Ring
 from local_jobs import local_job
 
@@ -55,6 +55,8 @@ async def test_what_does_not_go_with_compression_is_refused() -> None:
         for wrong in ({"op": "max"}, {"order": "rank"}, {"algorithm": "tree"}):
             with pytest.raises(UsageError, match="fp16"):
                 await ring.all_reduce(array, compression="fp16", **wrong)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="all_reduce: compression is 5; pass a codec"):
+            await ring.all_reduce(np.ones(3, np.float32), compression=5)  # type: ignore[arg-type]
         with pytest.raises(UsageError, match="finite"):
             await ring.all_reduce(array * np.float32(np.nan), compression="fp16")
         with pytest.raises(CollectiveMismatch, match="fp16"):

@@ -1,0 +1,83 @@
+"""All-reduces of a ring whose pieces travel in fewer bytes: what can be asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from aiops.collective.buckets import Bucket
+from aiops.collective.call import Array, Call
+from aiops.collective.member import AlgorithmChoice, check_arrays
+from aiops.collective.schedule import Algorithm
+from aiops.compression import Codec, codec_from
+from aiops.errors import UsageError
+from aiops_protocol.payload import all_finite
+
+__all__ = ["CompressedCall", "codec_of", "compressed_call"]
+
+
+@dataclass(frozen=True, slots=True)
+class CompressedCall(Call):
+    """An all-reduce whose pieces travel in fewer bytes.
+
+    Attributes
+    ----------
+    compression
+        The spelling of the codec.
+    """
+
+    compression: str = ""
+
+    def __str__(self) -> str:
+        return f"{Call.__str__(self)} compressed by {self.compression}"
+
+
+def codec_of(call: Call) -> Codec | None:
+    """Return the codec of a call, if it has one."""
+    return codec_from(call.compression) if isinstance(call, CompressedCall) else None
+
+
+def compressed_call(
+    codec: Codec,
+    array: Array | Sequence[Array],
+    op: str,
+    order: str,
+    algorithm: AlgorithmChoice,
+    *,
+    by_hosts: bool,
+) -> tuple[CompressedCall, Bucket]:
+    """Check a compressed all-reduce, and put it into words.
+
+    Parameters
+    ----------
+    by_hosts
+        Whether there are hosts that share memory: then only what goes between them is encoded.
+
+    Raises
+    ------
+    UsageError
+        What is asked for does not go with compression.
+    """
+    arrays = check_arrays("all_reduce", array)
+    can: list[Algorithm] = ["hierarchical", "ring"] if by_hosts else ["ring"]
+    wrong = [
+        (op not in ("sum", "mean"), f"op is {op!r}; it can be sum or mean"),
+        (order != "any", f"order is {order!r}; the ring has its own"),
+        (
+            algorithm not in ("auto", *can),
+            f"algorithm is {algorithm!r}; it can be {' or '.join(can)}",
+        ),
+        (any(one.dtype != np.float32 for one in arrays), "arrays must be float32"),
+        (not all(all_finite(one.reshape(-1)) for one in arrays), "arrays must be finite"),
+    ]
+    for is_wrong, why in wrong:
+        if is_wrong:
+            raise UsageError(f"all_reduce with compression={codec.spelling()!r}: {why}")
+    shapes, count = tuple(one.shape for one in arrays), sum(one.size for one in arrays)
+    chosen = can[0] if algorithm == "auto" else algorithm
+    call = CompressedCall(
+        "all_reduce", count, shapes, op=op, algorithm=chosen, compression=codec.spelling()
+    )
+    return call, Bucket(arrays)
