@@ -60,11 +60,10 @@ class HostsRingGroup(MeetingRingGroup):
 
     def _share(self, memory: HostMemory, links: dict[int, ShareLink], names: list[str]) -> None:
         near = self.near
-        lanes = len(lanes_of(self.hosts))
-        self.part = HostPart(
-            *(near.index(self.index), len(near), memory.arena, links, self._lost, names),
-            lanes=lanes,
-        )
+        place = near.index(self.index)
+        part = HostPart(place, len(near), memory.arena, links, self._lost, names)
+        part.lanes = len(lanes_of(self.hosts))
+        self.part = part
 
     def arrange(self, order: Sequence[int]) -> None:
         """Let the hosts follow each other as their first members do in an order of all members."""

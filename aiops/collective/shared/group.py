@@ -21,7 +21,7 @@ yet; what has, waits for `verdict`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -31,9 +31,8 @@ from numpy.typing import NDArray
 from aiops.collective.call import Call
 from aiops.collective.shared.board import NONE, SMALL_BYTES, Board, Facts, fence
 from aiops.collective.shared.calls import combine, contributions, text_of
-from aiops.collective.shared.links import ShareLink
 from aiops.collective.shared.neighbours import BLOCK_BYTES, TURN_BYTES, Neighbours
-from aiops.collective.shared.pages import Arena, Location
+from aiops.collective.shared.pages import Location
 from aiops.collective.steps import Span
 
 __all__ = ["SharedGroup"]
@@ -54,21 +53,11 @@ class SharedGroup(Neighbours):
         The last call that this member cannot give up by itself any more.
     """
 
-    def __init__(
-        self,
-        index: int,
-        size: int,
-        arena: Arena,
-        links: Mapping[int, ShareLink],
-        lost: Callable[[int, str], None],
-        names: Sequence[str] = (),
-    ) -> None:
-        super().__init__(index, size, arena, links, lost, names)
-        self.done = 0
-        self.voted = 0
-        self._interrupted: asyncio.CancelledError | None = None  # comes when a call is complete
-        self._doubtful: asyncio.Future[None] | None = None
-        self._vote = Board.VOTED  # the word in which the members vote on this call
+    done = 0
+    voted = 0
+    _interrupted: asyncio.CancelledError | None = None  # comes when a call is complete
+    _doubtful: asyncio.Future[None] | None = None
+    _vote = Board.VOTED  # the word in which the members vote on this call
 
     # --- calls ---
 

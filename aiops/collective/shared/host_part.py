@@ -13,7 +13,7 @@ for anybody, and nobody's array is written. `complete` says that the whole resul
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,10 +23,9 @@ from numpy.typing import NDArray
 from aiops.collective.call import REDUCTIONS, Call
 from aiops.collective.shared.board import Board, Facts
 from aiops.collective.shared.calls import fold, text_of
-from aiops.collective.shared.links import ShareLink
 from aiops.collective.shared.memory import STAGED_BYTES_KEPT
 from aiops.collective.shared.neighbours import BLOCK_BYTES, TURN_BYTES, Neighbours
-from aiops.collective.shared.pages import Arena, Location
+from aiops.collective.shared.pages import Location
 from aiops.collective.shared.reading import Reading
 from aiops.collective.steps import Span, chunk_spans
 
@@ -46,34 +45,22 @@ class HostPart(Neighbours):
     For each call come `combine`, then the exchange of what it returns, if this member is a lane,
     then `complete` and, once all hosts are so far, `results`.
 
-    Parameters
+    Attributes
     ----------
     lanes
-        How many lanes there are, the same on all hosts.
+        How many lanes there are, the same on all hosts; set before the first call.
     """
 
-    def __init__(
-        self,
-        index: int,
-        size: int,
-        arena: Arena,
-        links: Mapping[int, ShareLink],
-        lost: Callable[[int, str], None],
-        names: Sequence[str] = (),
-        *,
-        lanes: int,
-    ) -> None:
-        super().__init__(index, size, arena, links, lost, names)
-        self._lanes = lanes
-        self._sums: Array = np.empty(0, np.uint8)
+    lanes = 1
+    _sums: Array = np.empty(0, np.uint8)
 
     def span(self, count: int) -> Span:
         """Return the chunk of this member's lane; empty if it is none."""
         return self._spans(count)[self.index]
 
     def _spans(self, count: int) -> list[Span]:
-        lanes = chunk_spans(count, self._lanes)
-        return [*lanes, *[Span(count, count)] * (self.size - self._lanes)]
+        lanes = chunk_spans(count, self.lanes)
+        return [*lanes, *[Span(count, count)] * (self.size - self.lanes)]
 
     async def combine(self, call: Call, flat: Array) -> tuple[Array, Array]:
         """Meet the others, and combine this lane's chunk of the arrays of this host.
