@@ -12,12 +12,13 @@ MPICH", IJHPCA 19(1), 2005, section 3.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
 
+from aiops.collective.plan import PIECE_ELEMENTS
 from aiops.collective.schedule import Algorithm, Groups
 
 __all__ = [
@@ -115,7 +116,8 @@ def _all_reduce(algorithm: Algorithm, p: int, n: float) -> _Terms:
         case "halving-doubling":
             return _Terms(2 * whole + 2 * extra, 2 * share + 2 * extra * n, share + extra * n)
         case "tree":
-            return _Terms(2 * levels, 2 * levels * n, levels * n)
+            # The root passes on what has come while it still receives: a piece more on each level.
+            return _Terms(2 * levels, levels * (n + min(n, 4 * PIECE_ELEMENTS)), levels * n)
         case _:
             return _Terms(2 * (p - 1), 2 * (p - 1) * n, (p - 1) * n)
 
@@ -184,6 +186,8 @@ class Choice:
         The cheapest.
     predicted_s
         Of each candidate, in seconds.
+    link
+        What it costs to send, where this algorithm sends.
     """
 
     kind: str
@@ -273,7 +277,7 @@ def choose(
     kind: str,
     world_size: int,
     size_bytes: int,
-    link: Link,
+    link: Link | Callable[[Algorithm], Link],
     *,
     in_process: bool = False,
     hosts: Groups | None = None,
@@ -282,8 +286,10 @@ def choose(
 
     Parameters
     ----------
-    kind, world_size, size_bytes, link
+    kind, world_size, size_bytes
         As for `predict`.
+    link
+        What sending costs: the same for all algorithms, or for each one.
     in_process
         Whether the ranks share one process.
     hosts
@@ -293,11 +299,15 @@ def choose(
     candidates = _CANDIDATES[kind]
     if in_process and kind in ("all_reduce", "reduce_scatter"):
         candidates = ("chain", *candidates)
+
+    def link_of(algorithm: Algorithm) -> Link:
+        return link if isinstance(link, Link) else link(algorithm)
+
     times = {
-        algorithm: predicted(kind, algorithm, world_size, size_bytes, link)
+        algorithm: predicted(kind, algorithm, world_size, size_bytes, link_of(algorithm))
         for algorithm in candidates
     }
     if hosts is not None and kind == "all_reduce":
-        times["hierarchical"] = predict_by_hosts(hosts, size_bytes, link)
+        times["hierarchical"] = predict_by_hosts(hosts, size_bytes, link_of("hierarchical"))
     best = min(times, key=lambda algorithm: times[algorithm])
-    return Choice(kind, world_size, size_bytes, link, best, times)
+    return Choice(kind, world_size, size_bytes, link_of(best), best, times)

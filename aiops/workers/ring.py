@@ -23,10 +23,11 @@ from aiops.collective.member import (
     Reduction,
     explained_bytes,
 )
+from aiops.collective.network import Network
 from aiops.collective.plan import Plan, make_plan
 from aiops.collective.schedule import Algorithm, Groups
 from aiops.collective.steps import Schedule, Span, chunk_spans
-from aiops.collective.topology import in_order, ring_order
+from aiops.collective.topology import in_order
 from aiops.compression import Codec
 from aiops.compression.spelling import as_codec
 from aiops.errors import AiopsError, CollectiveAborted, CollectiveMismatch, UsageError
@@ -36,7 +37,7 @@ from aiops.runtime.ring_group import RingGroup
 from aiops.runtime.ring_hosts import HostsRingGroup
 from aiops.runtime.ring_shared import SharedRingGroup
 from aiops.workers.ring_compression import codec_of, compressed_call
-from aiops.workers.ring_links import measured_links
+from aiops.workers.ring_links import measured_network
 from aiops.workers.scratch import Scratch
 
 __all__ = ["Ring"]
@@ -72,7 +73,7 @@ class Ring(Member):
     ) -> None:
         super().__init__(group.index, group.size)
         self._measured = topology == "measured"
-        self._order: tuple[int, ...] = ()
+        self._network: Network | None = None  # once it has been measured
         self._name = name
         self._desk = desk
         self._group = group
@@ -194,10 +195,11 @@ class Ring(Member):
         `worker.ring` and `reform` call this. A member that is lost meanwhile costs another
         generation, not the call.
         """
+        self._network = None
         while self._measured and self.transport != "shared-memory" and self.world_size > 1:
             try:
-                row = await measured_links(self._group, self._call_timeout_s)
-                self._order = ring_order(await self.all_gather(row, algorithm="ring"))
+                self._network = await measured_network(self, self._group, self._call_timeout_s)
+                self._order = self._network.order
                 if isinstance(self._group, HostsRingGroup):
                     self._group.arrange(self._order)
                 return
@@ -208,6 +210,9 @@ class Ring(Member):
 
     def explain(self, kind: str, count: int, *, item_bytes: int = 4) -> Choice:
         """Return which algorithm "auto" takes for a call, and why: print it.
+
+        It knows what the links are if they were measured (`topology="measured"`); otherwise it
+        takes them for those of one machine.
 
         Parameters
         ----------
@@ -225,6 +230,8 @@ class Ring(Member):
         """
         size = explained_bytes(kind, count, item_bytes)
         hosts = self._hosts if isinstance(self._group, HostsRingGroup) else None
+        if self._network is not None:
+            return self._network.choose(kind, size, hosts)
         return choose(kind, self.world_size, size, LOOPBACK, hosts=hosts)
 
     async def leave(self) -> None:

@@ -51,7 +51,7 @@ async def sum_of(ring: Ring, count: int) -> None:
 
 async def test_the_measured_order_avoids_a_slow_link(monkeypatch: pytest.MonkeyPatch) -> None:
     """Member 1 is reached by member 0 only through its door, and that is slow."""
-    monkeypatch.setattr("aiops.workers.ring_links.SIZES", (1024, 64 * 1024))
+    monkeypatch.setattr("aiops.workers.ring_links.MANY", 64 * 1024)
     slow = {"faults": Faults(rate_bytes_per_s=1e6)}
     count = 200_000
 

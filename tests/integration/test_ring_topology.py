@@ -26,6 +26,18 @@ async def measured(worker: aiops.Worker, name: str = "r", topology: str = "measu
     )
 
 
+def slow_from_0_to_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a message take 1 ms and 1 MiB some more, but a second between these two."""
+
+    async def links(group: Any, timeout_s: float) -> Any:
+        row = np.full((group.size, 2), (4e-3, 2e-3))
+        if group.index < 2:
+            row[1 - group.index, 1] = 1.0
+        return row
+
+    monkeypatch.setattr("aiops.workers.ring_links.measured_links", links)
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 async def test_all_members_have_one_order_and_the_same_bits(size: int) -> None:
     async def member(worker: aiops.Worker) -> tuple[list[int], bytes, bytes]:
@@ -52,13 +64,7 @@ async def test_all_members_have_one_order_and_the_same_bits(size: int) -> None:
 async def test_sums_go_round_in_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """The measured link from 0 to 1 is made slow, so these two are not neighbours."""
 
-    async def with_a_slow_link(group: Any, timeout_s: float) -> Any:
-        row = np.full(group.size, 1e9)
-        if group.index < 2:
-            row[1 - group.index] = 1e6
-        return row
-
-    monkeypatch.setattr("aiops.workers.ring.measured_links", with_a_slow_link)
+    slow_from_0_to_1(monkeypatch)
 
     async def member(worker: aiops.Worker) -> tuple[list[int], set[int]]:
         ring = await measured(worker)
@@ -74,6 +80,28 @@ async def test_sums_go_round_in_the_order(monkeypatch: pytest.MonkeyPatch) -> No
     assert [peers for _, peers in results] == [{2, 3}, {2, 3}, {0, 1}, {0, 1}]
 
 
+async def test_auto_knows_the_links_that_were_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of algorithms that send as many bytes only the ring can go round a slow link."""
+    slow_from_0_to_1(monkeypatch)
+
+    async def member(worker: aiops.Worker) -> tuple[list[str], str]:
+        ring = await measured(worker)
+        unmeasured = await measured(worker, "other", "rank")
+        assert "40 us per message" in str(unmeasured.explain("all_reduce", 1))
+        choices = [ring.explain("all_reduce", count) for count in (1, 1 << 20)]
+        for choice in choices:
+            assert choice.link.alpha_s == pytest.approx(1e-3, rel=0.01)
+            await ring.all_reduce(np.zeros(choice.size_bytes // 4, np.float32))
+        chosen = [str(choice.algorithm) for choice in choices]
+        assert {call.algorithm for call in ring._known if call.op} == set(chosen)
+        return chosen, str(choices)
+
+    async with local_job() as cluster:
+        results = await cluster.run(member, workers=4)
+    assert results[0][0] == ["recursive-doubling", "ring"]
+    assert all(result == results[0] for result in results)
+
+
 async def test_a_member_lost_while_links_are_measured_costs_a_generation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -82,7 +110,7 @@ async def test_a_member_lost_while_links_are_measured_costs_a_generation(
             raise RuntimeError("gone")
         return await measured_links(group, timeout_s)
 
-    monkeypatch.setattr("aiops.workers.ring.measured_links", one_dies)
+    monkeypatch.setattr("aiops.workers.ring_links.measured_links", one_dies)
     sums = []
 
     async def member(worker: aiops.Worker) -> None:
