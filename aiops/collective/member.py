@@ -18,7 +18,7 @@ from numpy.typing import DTypeLike
 
 from aiops.checks import check_count
 from aiops.collective.buckets import Bucket, fuse
-from aiops.collective.call import DTYPES, REDUCTIONS, Array, Call
+from aiops.collective.call import NAMES, REDUCTIONS, Array, Call
 from aiops.collective.schedule import Algorithm
 from aiops.collective.steps import chunk_spans
 from aiops.errors import UsageError
@@ -42,6 +42,8 @@ BUCKET_BYTES: Final = 32 * 1024 * 1024
 """Arrays of a list are fused up to this size: the fixed cost of a call is then a hundredth of it
 (0.1 ms in 10 ms over loopback), and larger buckets would only take more memory."""
 
+
+_FLOAT32: Final = np.dtype(np.float32)
 
 EXPLAINED: Final = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
 
@@ -341,11 +343,11 @@ class Member(ABC):
         **more: Any,
     ) -> Call:
         count = sum(array.size for array in arrays) if count is None else count
-        dtype = arrays[0].dtype if arrays else np.dtype(np.float32)
+        dtype = arrays[0].dtype if arrays else _FLOAT32
         if algorithm == "auto":
             algorithm = self._choose(kind, count, dtype.itemsize)
         shapes = tuple(array.shape for array in arrays)
-        call = Call(kind, count, shapes, dtype.name, algorithm=algorithm, **more)
+        call = Call(kind, count, shapes, NAMES[dtype], algorithm=algorithm, **more)
         try:
             call.schedule(self.rank, self.world_size, self._groups())
         except ValueError as error:
@@ -421,10 +423,10 @@ def check_array(kind: str, array: object) -> Array:
     if not isinstance(array, np.ndarray):
         raise UsageError(f"{kind}: an array of numpy is needed, not {type(array).__name__}")
     why = ""
-    if array.dtype.name not in DTYPES:
-        why = f"is of {array.dtype}; {' and '.join(DTYPES)} can be moved: array.astype(np.float32)"
-    elif not array.dtype.isnative:
-        why = f"is of {array.dtype.str}, another byte order than here: array.astype(np.float32)"
+    if array.dtype not in NAMES:
+        order = "" if array.dtype.isnative else ", another byte order than here"
+        kinds = " and ".join(NAMES.values())
+        why = f"is of {array.dtype}{order}; {kinds} can be moved: array.astype(np.float32)"
     elif isinstance(array, np.ma.MaskedArray):
         why = "is masked, and masks cannot be moved: array.filled(0.0)"
     elif kind in ("all_reduce", "broadcast"):

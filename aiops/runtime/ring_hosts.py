@@ -90,7 +90,7 @@ class HostsRingGroup(MeetingRingGroup):
         """
         assert self.part is not None
         lent, read = self.part.reading.lent, self.part.reading.read
-        flight = self._take_off(call, flat, timeout_s)
+        flight = self._take_off(call, flat, timeout_s, str(call))
         try:
             await self._fly(flight, call, flat, codec)
         except CollectiveMismatch as error:
@@ -125,7 +125,8 @@ class HostsRingGroup(MeetingRingGroup):
 
         reduce = REDUCTIONS[call.op]
         plan = self._plan(results.size)
-        flight.work = RingWork(call.kind, str(call), plan, sums, results, reduce, commit, codec)
+        words = flight.work.description
+        flight.work = RingWork(call.kind, words, plan, sums, results, reduce, commit, codec)
         flight.future.add_done_callback(_set(exchanged))
         self._begin_in_turn(flight)
         await exchanged

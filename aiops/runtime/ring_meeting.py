@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
@@ -21,7 +22,9 @@ from aiops.runtime.ring_call import RingCall, RingWork
 from aiops.runtime.ring_errors import aborted
 from aiops.runtime.ring_group import WARN_S, RingGroup
 
-__all__ = ["MeetingRingGroup", "nothing"]
+__all__ = ["MeetingRingGroup"]
+
+_NO_PLAN: Final = make_plan(())
 
 
 class MeetingRingGroup(RingGroup):
@@ -80,9 +83,12 @@ class MeetingRingGroup(RingGroup):
     def _lost(self, place: int, why: str) -> None:
         self.peer_lost(self.peers[self.near[place]], why)
 
-    def _take_off(self, call: Call, flat: Array, timeout_s: float) -> RingCall:
-        """Begin to count the time of a call, and to say whom it waits for."""
-        work = RingWork(call.kind, str(call), make_plan(()), flat, flat, np.add, nothing)
+    def _take_off(self, call: Call, flat: Array, timeout_s: float, words: str = "") -> RingCall:
+        """Begin to count the time of a call, and to say whom it waits for.
+
+        `words` are those in which others may call it meanwhile.
+        """
+        work = RingWork(call.kind, words, _NO_PLAN, flat, flat, np.add, _nothing)
         flight = self._flight = RingCall(work, self.index, self.size, timeout_s)
         flight.timer = self._loop.call_later(min(WARN_S, timeout_s), self._look, flight)
         return flight
@@ -140,5 +146,5 @@ def _close_links(meeting: asyncio.Task[dict[int, ShareLink]]) -> None:
             link.close()
 
 
-def nothing() -> None:
+def _nothing() -> None:
     """Nothing is left to do when a call is in effect: it was done in place."""
