@@ -12,6 +12,7 @@ import pytest
 
 from aiops.collective.call import Call
 from aiops.collective.shared import supported
+from aiops.collective.shared.board import Board
 from aiops.collective.shared.links import ShareLink
 from aiops.collective.shared.pages import Segment, create_segment
 from shared_members import (
@@ -176,6 +177,77 @@ async def test_who_is_cancelled_after_its_vote_hears_the_verdict() -> None:
         second._reduce = reduce  # type: ignore[method-assign]
         with pytest.raises(Stopped):
             await slow
+
+
+@pytest.mark.parametrize("complete", [False, True])
+@pytest.mark.parametrize("count", [10, LARGE])
+async def test_who_is_stopped_while_it_tells_its_vote_hears_how_it_ends(
+    count: int, complete: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It wakes the others, which is how it may find that one of them is dead."""
+    async with members(2) as them:
+        arrays = numbers(2, count)
+        expected = left_fold(arrays)
+        first, second = them.groups
+        tell = second._tell
+
+        def tell_and_stop(word: int, number: int) -> None:
+            tell(word, number)
+            if second.voted:
+                second.stop(Stopped)
+
+        monkeypatch.setattr(second, "_tell", tell_and_stop)
+        go, last = asyncio.Event(), second if complete else first
+        reduce = last._reduce
+
+        async def late(*given: Any) -> None:
+            await go.wait()
+            await reduce(*given)
+
+        monkeypatch.setattr(last, "_reduce", late)
+        if not complete and count == 10:
+            monkeypatch.setattr(second, "_all", lambda *_: False)  # it has not seen the other yet
+        tasks = [
+            asyncio.ensure_future(group.perform(all_reduce(count), array))
+            for group, array in zip(them.groups, arrays, strict=True)
+        ]
+        await turns()
+        if complete:
+            go.set()
+            await turns()
+        assert tasks[1].done() == complete
+        assert second.in_doubt != complete
+        go.set()
+        await turns()
+        for group in them.groups:
+            group.verdict(1, Stopped)
+        await asyncio.gather(*tasks)
+        assert (first.done, second.done) == (1, 1)
+        assert {array.tobytes() for array in arrays} == {expected.tobytes()}
+
+
+@pytest.mark.parametrize("count", [10, LARGE])
+async def test_who_waits_for_the_verdict_may_yet_see_that_the_call_is_complete(count: int) -> None:
+    """The other one gives up, and finds when it looks for the last time that nothing is missing:
+    who looks between the two sees that it has given up."""
+    async with members(2) as them:
+        arrays = numbers(2, count)
+        expected = left_fold(arrays)
+        first, second = them.groups
+        task = asyncio.ensure_future(first.perform(all_reduce(count), arrays[0]))
+        await turns()
+        first._own.words[Board.ENDED] = 1
+        slow = asyncio.ensure_future(second.perform(all_reduce(count), arrays[1]))
+        while not (first.voted and second.voted):
+            await asyncio.sleep(0)
+        first.stop(Stopped)
+        await task
+        assert not slow.done()
+        second.stop(Stopped)
+        assert (first.done, second.done) == (1, 1)
+        second.verdict(1, Stopped)
+        await asyncio.wait_for(slow, 5.0)
+        assert {array.tobytes() for array in arrays} == {expected.tobytes()}
 
 
 async def test_the_end_of_a_member_is_noticed_by_all_others() -> None:

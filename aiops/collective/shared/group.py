@@ -250,6 +250,8 @@ class SharedGroup(Neighbours):
 
     async def _until(self, true: Callable[[], bool], number: int) -> None:
         """Wait for other members; a call without this member's vote ends when it is stopped."""
+        if self._stopped is not None and await self._outlasts(number):
+            return  # stopped since its vote: to tell it is to find out who is dead
         await super()._until(true, number)
         if self.voted >= number > self.done and self._given_up(number):
             await self._judged(number)
@@ -294,6 +296,8 @@ class SharedGroup(Neighbours):
             if complete and not self._given_up(self.voted):
                 self.done = self.voted
                 words[Board.ENDED] = self.done + 1
+                if self._doubtful is not None and not self._doubtful.done():
+                    self._doubtful.set_result(None)  # who had given up has seen all votes, too
 
     def verdict(self, done: int, error: Callable[[], Exception]) -> None:
         """Say that calls up to `done` are in effect for some member, so for all; others are not."""
