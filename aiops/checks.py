@@ -71,18 +71,18 @@ def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
 
 
-def check_timeout(value: object, what: str) -> float:
+def check_timeout(value: object, what: str, name: str = "timeout_s") -> float:
     """Return seconds above 0, infinity included; `UsageError` otherwise."""
     if not is_number(value) or not value > 0:
-        raise UsageError(f"{what}: timeout_s is {value!r}; it must be a number above 0")
-    return min(float(value), TIMEOUT_S_MAX)
+        raise UsageError(f"{what}: {name} is {value!r}; it must be a number above 0")
+    return float(min(value, TIMEOUT_S_MAX))
 
 
 def positive(value: object, what: str) -> float:
     """Return a setting in seconds, above 0, infinity included; `ConfigError` otherwise."""
     if not is_number(value) or not value > 0:
         raise ConfigError(f"{what} is {value!r}; it must be a number above 0")
-    return min(float(value), TIMEOUT_S_MAX)
+    return float(min(value, TIMEOUT_S_MAX))
 
 
 def check_flag(value: object, what: str) -> bool:

@@ -342,6 +342,8 @@ class Member(ABC):
         count: int | None = None,
         **more: Any,
     ) -> Call:
+        if not isinstance(algorithm, str):
+            raise UsageError(f'{kind}: algorithm is {algorithm!r}; it is a word, such as "auto"')
         count = sum(array.size for array in arrays) if count is None else count
         dtype = arrays[0].dtype if arrays else _FLOAT32
         if algorithm == "auto":
@@ -440,7 +442,7 @@ def check_array(kind: str, array: object) -> Array:
 
 
 def _is_whole(value: object) -> bool:
-    return isinstance(value, int | np.integer)
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def _repeats(array: Array) -> bool:

@@ -342,7 +342,7 @@ class RingDesk:
         """Take part in no ring any more; what this worker has confirmed reaches the others."""
         self._finished = True
         for group in self._groups:
-            group.leave()
+            group.leave("has finished")
 
     async def close(self) -> None:
         """Close the door and every connection. Idempotent."""

@@ -92,6 +92,7 @@ class RingGroup:
         self._landing: dict[tuple[int, int], memoryview] = {}
         self._timers: list[asyncio.TimerHandle] = []
         self._reported = False
+        self._waited = ""  # what this member would not wait for any longer
 
     def __str__(self) -> str:
         return f"ring {self.name} (generation {self.formed.generation}, {self.size} members)"
@@ -409,6 +410,7 @@ class RingGroup:
 
     def _halt(self, cause: str, text: str, lost: tuple[int, ...], *, mine: str = "") -> None:
         """Stop everything. Who has not confirmed a call knows that it is in effect nowhere."""
+        self._waited = mine
         self.over = aborted(self.name, None, cause, text, lost)
         for peer in self.peers.values():
             peer.abort()
@@ -430,8 +432,10 @@ class RingGroup:
             if call.number <= message.done:
                 self._take_effect(call)
             else:
-                lost = tuple(message.lost)
-                call.fail(aborted(self.name, call, message.cause, message.text, lost))
+                cause, mine, lost = message.cause, self._waited, tuple(message.lost)
+                mine = mine if cause == "timeout" else ""
+                text = mine or message.text
+                call.fail(aborted(self.name, call, cause, text, lost, timed_out=bool(mine)))
         self._cancel_timers()
 
     def _no_verdict(self) -> None:
@@ -454,9 +458,9 @@ class RingGroup:
             call.fail(error)
         self._cancel_timers()
 
-    def leave(self) -> None:
+    def leave(self, why: str = "has left the ring") -> None:
         """Leave in order: what this member has confirmed still reaches the others."""
-        text = f"{self.me} has finished"
+        text = f"{self.me} {why}"
         if self._calls or self._queue:
             self.stop("left", text)
         elif self.over is None:

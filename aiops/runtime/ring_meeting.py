@@ -122,11 +122,11 @@ class MeetingRingGroup(RingGroup):
         super().fail(error)
         self._stop_part(error)
 
-    def leave(self) -> None:
+    def leave(self, why: str = "has left the ring") -> None:
         """Leave in order: what this member has confirmed is there for the others."""
         if self._flight is not None:
-            self.stop("left", f"{self.me} has finished")
-        super().leave()
+            self.stop("left", f"{self.me} {why}")
+        super().leave(why)
         self._close()
 
     def retire(self) -> None:

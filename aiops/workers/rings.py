@@ -162,11 +162,12 @@ def _own_settings(name: str, asked: RingSettings) -> dict[str, Any]:
     """Return what was asked of this ring alone, checked; `None` is what was not."""
     if asked.topology not in (None, *TOPOLOGIES):
         raise UsageError(f"ring: topology is {asked.topology!r}; it can be {_either(TOPOLOGIES)}")
-    limits = (asked.timeout_s, asked.call_timeout_s)
-    timeout_s, call_timeout_s = (
-        None if limit is None else check_timeout(limit, f"ring {name}") for limit in limits
-    )
-    return {"timeout_s": timeout_s, "call_timeout_s": call_timeout_s, "topology": asked.topology}
+    limits = {"timeout_s": asked.timeout_s, "call_timeout_s": asked.call_timeout_s}
+    checked = {
+        key: None if limit is None else check_timeout(limit, f"ring {name}", key)
+        for key, limit in limits.items()
+    }
+    return {**checked, "topology": asked.topology}
 
 
 def _door(asked: RingSettings) -> dict[str, Any]:

@@ -75,6 +75,7 @@ WRONG: list[tuple[str, Callable[[], Any], dict[str, Any], str]] = [
     ("all_reduce", ones, {"order": "rank", "algorithm": "tree"}, "leave it out"),
     (ANY, ones, {"algorithm": "magic"}, "magic"),
     (ANY, ones, {"algorithm": None}, "None"),
+    (ANY, ones, {"algorithm": ["ring"]}, r"algorithm is \['ring'\]; it is a word"),
     (ANY, ones, {"timeout_s": 0}, "timeout"),
     (ANY, ones, {"timeout_s": float("nan")}, "timeout"),
     (ANY, ones, {"timeout_s": "soon"}, "timeout"),
@@ -82,10 +83,12 @@ WRONG: list[tuple[str, Callable[[], Any], dict[str, Any], str]] = [
     ("broadcast", ones, {"root": -1}, "root is -1"),
     ("broadcast", ones, {"root": 0.5}, "root is 0.5"),
     ("broadcast", ones, {"root": "0"}, "root is '0'"),
+    ("broadcast", ones, {"root": True}, "root is True; ranks are 0 to 1"),
     ("all_reduce", ones, {"compression": "zip"}, "zip"),
     ("all_reduce", lambda: ones(dtype=np.float64), {"compression": "fp16"}, "float32"),
     ("all_reduce", lambda: ones() * np.nan, {"compression": "fp16"}, "finite"),
     ("all_reduce_async", ones, {"bucket_bytes": 0}, "bucket_bytes is 0"),
+    ("all_reduce_async", ones, {"bucket_bytes": True}, "bucket_bytes is True"),
     ("all_reduce_async", ones, {"bucket_bytes": "1 MB"}, "bucket_bytes is '1 MB'"),
     ("all_reduce_async", ones, {"timeout_s": -1.0}, "timeout"),
 ]
@@ -199,7 +202,10 @@ async def test_who_leaves_in_the_middle_can_come_back(transport: str) -> None:
         if ring.rank:
             await ring.leave()
             await ring.leave()
-        with pytest.raises(CollectiveAborted, match=r"has finished.*|formed anew"):
+        said = (
+            "this worker has left it" if ring.rank else r"worker 1 \(worker-1\) has left the ring"
+        )
+        with pytest.raises(CollectiveAborted, match=said):
             await ring.all_reduce(array)
         assert (array == 7).all()
         await ring.reform()
@@ -412,17 +418,37 @@ async def test_after_the_end_every_call_says_so() -> None:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_who_calls_too_seldom_is_named(transport: str) -> None:
+@pytest.mark.parametrize("kind", ["all_reduce", "barrier"])
+async def test_who_calls_too_seldom_is_named(kind: str, transport: str) -> None:
+    """Also in a barrier, which this member confirms as soon as it begins it."""
+
     async def member(ring: Ring) -> None:
         if ring.rank:
             await until(lambda: ring.broken)
         else:
             with pytest.raises(CollectiveTimeout, match=r"worker 1 \(worker-1\) has not begun it"):
-                await ring.all_reduce(ones(), timeout_s=0.05)
+                await getattr(ring, kind)(*[ones()][kind == "barrier" :], timeout_s=0.05)
         with pytest.raises(CollectiveAborted, match=r"formed anew.*worker 0 \(worker-0\)"):
             await ring.barrier()
 
     await two(member, transport)
+
+
+@pytest.mark.parametrize("timeout_s", [float("inf"), 10**400, 1e300, np.float32(60)])
+async def test_any_number_above_0_is_a_time(timeout_s: Any) -> None:
+    async def member(ring: Ring) -> None:
+        await ring.barrier(timeout_s=timeout_s)
+
+    await two(member)
+
+
+async def test_the_time_that_is_wrong_is_named() -> None:
+    async def work(worker: aiops.Worker) -> None:
+        with pytest.raises(UsageError, match="ring r: call_timeout_s is 0; it must"):
+            await worker.ring("r", call_timeout_s=0)
+
+    async with local_job(servers=0) as cluster:
+        await cluster.run(work, workers=1)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
