@@ -91,7 +91,7 @@ class SparseTable:
     def push(
         self,
         keys: Wanted,
-        gradient: Float32Array,
+        grads: Float32Array,
         *,
         weight: float | None = None,
         ack: str = "applied",
@@ -99,7 +99,7 @@ class SparseTable:
     ) -> PushResult:
         """Send gradients of rows; see `aiops.SparseTable.push`."""
         return self._loop.call(
-            self._table.push, keys, gradient, weight=weight, ack=ack, timeout_s=timeout_s
+            self._table.push, keys, grads, weight=weight, ack=ack, timeout_s=timeout_s
         )
 
     def assign(

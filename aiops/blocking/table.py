@@ -104,7 +104,7 @@ class Table:
 
     def push(
         self,
-        gradient: Float32Array,
+        grad: Float32Array,
         rows: Rows | None = None,
         *,
         weight: float | None = None,
@@ -116,7 +116,7 @@ class Table:
         The array is borrowed until this returns or raises.
         """
         return self._loop.call(
-            self._table.push, gradient, rows, weight=weight, ack=ack, timeout_s=timeout_s
+            self._table.push, grad, rows, weight=weight, ack=ack, timeout_s=timeout_s
         )
 
     def assign(
@@ -149,7 +149,7 @@ class Table:
 
     def push_pull(
         self,
-        gradient: Float32Array,
+        grad: Float32Array,
         *,
         out: Float32Array | None = None,
         weight: float | None = None,
@@ -157,17 +157,15 @@ class Table:
     ) -> Float32Array:
         """Push, and fetch the values after it; see `aiops.Table.push_pull`."""
         return self._loop.call(
-            self._table.push_pull, gradient, out=out, weight=weight, timeout_s=timeout_s
+            self._table.push_pull, grad, out=out, weight=weight, timeout_s=timeout_s
         )
 
-    def push_soon(
-        self, gradient: Float32Array, *, weight: float | None = None
-    ) -> Future[PushResult]:
+    def push_soon(self, grad: Float32Array, *, weight: float | None = None) -> Future[PushResult]:
         """Copy the gradient now and send it in the background; see `aiops.Table.push_soon`.
 
         Returns a `concurrent.futures.Future` of the result; nobody has to wait for it.
         """
-        return self._loop.start(self._table.push_soon, gradient, weight=weight)
+        return self._loop.start(self._table.push_soon, grad, weight=weight)
 
     def flush(self) -> None:
         """Wait until every background push is acknowledged; see `aiops.Table.flush`."""

@@ -178,7 +178,7 @@ class SparseTable:
     async def push(
         self,
         keys: Wanted,
-        gradient: Float32Array,
+        grads: Float32Array,
         *,
         weight: float | None = None,
         ack: str = "applied",
@@ -191,7 +191,7 @@ class SparseTable:
         keys
             Integers from 0 to 2**64-2 in any order. What is given for a repeated key is added up
             before it leaves.
-        gradient : ndarray of float32, shape (len(keys), width)
+        grads : ndarray of float32, shape (len(keys), width)
             Copied by the call, before anything is sent.
         weight
             How much this worker's contribution counts in the mean of the round, for example the
@@ -223,7 +223,7 @@ class SparseTable:
         next `tick` waits for it.
         """
         level = check_ack(ack, f"push to {self.core.title}")
-        return await self._change(Push, keys, gradient, timeout_s, "push", weight, level)
+        return await self._change(Push, keys, grads, timeout_s, "push", weight, level)
 
     async def assign(
         self, keys: Wanted, values: Float32Array, *, timeout_s: float | None = None

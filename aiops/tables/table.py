@@ -243,7 +243,7 @@ class Table(FunctionCalls):
 
     async def push(
         self,
-        gradient: Float32Array,
+        grad: Float32Array,
         rows: Rows | None = None,
         *,
         weight: float | None = None,
@@ -254,7 +254,7 @@ class Table(FunctionCalls):
 
         Parameters
         ----------
-        gradient : ndarray of float32
+        grad : ndarray of float32
             Shape of the table, or of the rows. Borrowed, not copied, until this returns: do not
             change it meanwhile. Rows that are given repeatedly are summed.
         rows
@@ -292,7 +292,7 @@ class Table(FunctionCalls):
         back counts on it. The next `tick` waits for it.
         """
         level = check_ack(ack, f"push to {self.core.title}")
-        return await self._change(Push, gradient, rows, timeout_s, "push", weight, level)
+        return await self._change(Push, grad, rows, timeout_s, "push", weight, level)
 
     async def assign(
         self, values: Float32Array, rows: Rows | None = None, *, timeout_s: float | None = None
@@ -327,7 +327,7 @@ class Table(FunctionCalls):
         return push_result(core, operation, clock)
 
     def push_soon(
-        self, gradient: Float32Array, *, weight: float | None = None
+        self, grad: Float32Array, *, weight: float | None = None
     ) -> asyncio.Future[PushResult]:
         """Copy the gradient now and send it in the background; `tick` waits for it.
 
@@ -347,7 +347,7 @@ class Table(FunctionCalls):
                 "them, table.flush() or worker.tick()"
             )
         weight = core.place.weighed(weight)
-        operation = core.writes.plan(Push, gradient, None, None, verb="push_soon", copied=True)
+        operation = core.writes.plan(Push, grad, None, None, verb="push_soon", copied=True)
         operation.verb = "push"
         core.place.contribute(weight)
         clock = core.place.clock
@@ -373,7 +373,7 @@ class Table(FunctionCalls):
 
     async def push_pull(
         self,
-        gradient: Float32Array,
+        grad: Float32Array,
         *,
         out: Float32Array | None = None,
         weight: float | None = None,
@@ -397,7 +397,7 @@ class Table(FunctionCalls):
         if out is not None:
             check_out(out, choice.shape, f"push_pull of {core.title}")
         call = self._push_pull_round if core.has_rounds else self._push_pull_now
-        values, version = await call(gradient, choice, out, weight, timeout_s)
+        values, version = await call(grad, choice, out, weight, timeout_s)
         self._local.refresh(values, version)
         return values
 
