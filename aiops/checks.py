@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Final, TypeGuard
 
 import numpy as np
 
 from aiops.errors import ConfigError, UsageError
+from aiops.wording import shown
 from aiops_protocol.frames import AckLevel
 from aiops_protocol.limits import NAME_CHARS_MAX, WEIGHT_MAX
 from aiops_protocol.payload import Float32Array, all_finite
@@ -17,10 +19,13 @@ __all__ = [
     "check_count",
     "check_flag",
     "check_name",
+    "check_optional_name",
     "check_out",
+    "check_text",
     "check_timeout",
     "check_weight",
     "is_number",
+    "is_one_of",
     "positive",
 ]
 
@@ -40,9 +45,9 @@ def check_ack(ack: object, what: str) -> AckLevel:
     if level is not None:
         return level
     why = ""
-    if ack in ("replicated", "durable"):
+    if is_one_of(ack, ("replicated", "durable")):
         why = ": servers keep neither replicas nor snapshots yet"
-    raise UsageError(f'{what}: ack={ack!r}{why}; it may be "applied" or "received"')
+    raise UsageError(f'{what}: ack={shown(ack)}{why}; it may be "applied" or "received"')
 
 
 def check_name(name: object, what: str) -> str:
@@ -54,15 +59,21 @@ def check_name(name: object, what: str) -> str:
         or not set(name) <= _NAME_CHARS
     ):
         raise ConfigError(
-            f"{what} is {name!r}; use 1 to {NAME_CHARS_MAX} letters, digits and . _ : -"
+            f"{what} is {shown(name)}; use 1 to {NAME_CHARS_MAX} letters, digits and . _ : -"
         )
     return name
+
+
+def check_optional_name(name: object, what: str) -> str:
+    """Return a name that may be left out, empty if it is; see `check_name`."""
+    left_out = name is None or (isinstance(name, str) and not name)
+    return "" if left_out else check_name(name, what)
 
 
 def check_count(value: object, what: str) -> int:
     """Return a whole number of 0 or more; `UsageError` otherwise."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
-        raise UsageError(f"{what} is {value!r}; it must be a whole number, 0 or more")
+        raise UsageError(f"{what} is {shown(value)}; it must be a whole number, 0 or more")
     return int(value)
 
 
@@ -71,36 +82,47 @@ def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
 
 
+def is_one_of(value: object, names: Container[str]) -> bool:
+    """Whether this is one of some words; an array, which equals them one by one, is none."""
+    return isinstance(value, str) and value in names
+
+
+def check_text(value: object, what: str) -> str:
+    """Return a text that may be left out, empty if it is; `ConfigError` for all else."""
+    if value is not None and not isinstance(value, str):
+        raise ConfigError(f"{what} is {shown(value)}; it must be a text, or be left out")
+    return value or ""
+
+
 def check_timeout(value: object, what: str, name: str = "timeout_s") -> float:
     """Return seconds above 0, infinity included; `UsageError` otherwise."""
     if not is_number(value) or not value > 0:
-        raise UsageError(f"{what}: {name} is {value!r}; it must be a number above 0")
+        raise UsageError(f"{what}: {name} is {shown(value)}; it must be a number above 0")
     return float(min(value, TIMEOUT_S_MAX))
 
 
 def positive(value: object, what: str) -> float:
     """Return a setting in seconds, above 0, infinity included; `ConfigError` otherwise."""
     if not is_number(value) or not value > 0:
-        raise ConfigError(f"{what} is {value!r}; it must be a number above 0")
+        raise ConfigError(f"{what} is {shown(value)}; it must be a number above 0")
     return float(min(value, TIMEOUT_S_MAX))
 
 
 def check_flag(value: object, what: str) -> bool:
     """Return a setting that is on or off; `ConfigError` for all else, such as the word "no"."""
     if not isinstance(value, bool | np.bool_):
-        raise ConfigError(f"{what} is {value!r}; it must be True or False")
+        raise ConfigError(f"{what} is {shown(value)}; it must be True or False")
     return bool(value)
 
 
 def check_weight(value: object, what: str) -> float:
     """Return the weight of a contribution; `UsageError` if it can be none."""
-    weight = float(value) if is_number(value) else 0.0
-    if not 1 / WEIGHT_MAX <= weight <= WEIGHT_MAX:
+    if not is_number(value) or not 1 / WEIGHT_MAX <= value <= WEIGHT_MAX:
         raise UsageError(
-            f"{what} is {value!r}; it must be a number above 0, at most {WEIGHT_MAX:.0e} (who has "
-            "no samples does not push)"
+            f"{what} is {shown(value)}; it must be a number above 0, at most {WEIGHT_MAX:.0e} "
+            "(who has no samples does not push)"
         )
-    return weight
+    return float(value)
 
 
 def check_array(

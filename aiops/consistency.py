@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Final, Literal, TypeAlias, get_args
 
+from aiops.checks import is_one_of
 from aiops.errors import ConfigError
+from aiops.wording import shown
 
 __all__ = ["ASP", "BSP", "SSP", "Consistency", "Quorum", "consistency_from"]
 
@@ -65,19 +67,22 @@ class BSP:
 
 
 def _check_reduce(mode: str, reduce: object, trim: object) -> None:
-    if reduce not in get_args(Reduce):
+    if not is_one_of(reduce, get_args(Reduce)):
         names = ", ".join(f'"{name}"' for name in get_args(Reduce))
-        raise ConfigError(f"{mode}: reduce is {reduce!r}; it must be one of {names}")
+        raise ConfigError(f"{mode}: reduce is {shown(reduce)}; it must be one of {names}")
     if reduce == "trimmed_mean":
         _check_whole(mode, "trim", trim, 1, "values to leave out at each end")
     elif trim is not None:
-        raise ConfigError(f'{mode}: trim={trim!r} is for reduce="trimmed_mean", not {reduce!r}')
+        raise ConfigError(
+            f'{mode}: trim={shown(trim)} is for reduce="trimmed_mean", not {shown(reduce)}'
+        )
 
 
 def _check_whole(mode: str, name: str, value: object, least: int, what: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ConfigError(
-            f"{mode}: {name} is {value!r}; it must be a whole number of {what}, {least} or more"
+            f"{mode}: {name} is {shown(value)}; it must be a whole number of {what}, {least} or "
+            "more"
         )
 
 
@@ -191,11 +196,11 @@ class Quorum:
         grace_s: object = self.grace_s
         if grace_s is not None and not _is_seconds(grace_s):
             raise ConfigError(
-                f"Quorum: grace_s is {grace_s!r}; it must be seconds from 0 to {GRACE_S_MAX:g}, or "
-                "None to learn it"
+                f"Quorum: grace_s is {shown(grace_s)}; it must be seconds from 0 to "
+                f"{GRACE_S_MAX:g}, or None to learn it"
             )
-        if self.late not in get_args(Late):
-            raise ConfigError(f'Quorum: late is {self.late!r}; it must be "drop" or "next"')
+        if not is_one_of(self.late, get_args(Late)):
+            raise ConfigError(f'Quorum: late is {shown(self.late)}; it must be "drop" or "next"')
 
     def settings(self) -> Settings:
         """Return what travels to the servers."""
@@ -229,7 +234,8 @@ def consistency_from(text: str) -> Consistency:
     ConfigError
         It names none, or its number is wrong.
     """
-    name, colon, given = text.partition(":")
+    asked: object = text  # callers without a type checker pass anything
+    name, colon, given = text.partition(":") if isinstance(asked, str) else ("", "", "")
     number = int(given) if given.isascii() and given.isdigit() else None
     match name:
         case "bsp" if not colon:
@@ -241,5 +247,5 @@ def consistency_from(text: str) -> Consistency:
         case "quorum" if number is not None:
             return Quorum(minimum=number)
     raise ConfigError(
-        f"consistency is {text!r}; it must be bsp, asp, ssp:N such as ssp:3, or quorum:N"
+        f"consistency is {shown(text)}; it must be bsp, asp, ssp:N such as ssp:3, or quorum:N"
     )

@@ -14,19 +14,25 @@ References
 
 from __future__ import annotations
 
-from typing import Any
+from math import prod
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aiops.checks import check_count
+from aiops.checks import check_count, check_flag, is_number
 from aiops.errors import ConfigError, UsageError
+from aiops.optim.settings import FLOAT32_MAX
+from aiops.wording import shown
 from aiops_protocol.payload import Float32Array
 
 __all__ = ["KktFilter", "SignificanceFilter"]
 
 Places = NDArray[np.int64]
 """Places in the arrays of a worker's own, one for each of its keys; sorted."""
+
+KEYS_MAX: Final = 2**40
+"""More do not fit in memory."""
 
 
 class KktFilter:
@@ -73,10 +79,12 @@ class KktFilter:
         self, size: int, l1: float, *, slack: float = 0.1, read_all_every: int = 20
     ) -> None:
         self.size = check_count(size, "KktFilter: size")
-        if not l1 > 0:
-            raise ConfigError(f"KktFilter: l1 is {l1!r}; it must be a number above 0")
-        if not 0 <= slack < 1:
-            raise ConfigError(f"KktFilter: slack is {slack!r}; it must be in [0, 1)")
+        if self.size > KEYS_MAX:
+            raise UsageError(f"KktFilter: size is {shown(size)}; at most {KEYS_MAX}")
+        if not is_number(l1) or not 0 < l1 <= FLOAT32_MAX:
+            raise ConfigError(f"KktFilter: l1 is {shown(l1)}; it must be a number above 0")
+        if not is_number(slack) or not 0 <= slack < 1:
+            raise ConfigError(f"KktFilter: slack is {shown(slack)}; it must be in [0, 1)")
         self.read_all_every = check_count(read_all_every, "KktFilter: read_all_every")
         if not self.read_all_every:
             raise ConfigError("KktFilter: read_all_every is 0; 1 reads all keys in every round")
@@ -85,6 +93,9 @@ class KktFilter:
         self._round = 0
         self.passed = 0
         self.seen = 0
+
+    def __repr__(self) -> str:
+        return f"<KktFilter size={self.size} passed={self.passed} of {self.seen}>"
 
     @property
     def filtered(self) -> float:
@@ -147,18 +158,22 @@ class SignificanceFilter:
     def __init__(
         self, shape: int | tuple[int, ...], threshold: float, *, shrinks: bool = False
     ) -> None:
-        if not threshold >= 0:
+        if not is_number(threshold) or not 0 <= threshold <= FLOAT32_MAX:
             raise ConfigError(
-                f"SignificanceFilter: threshold is {threshold!r}; it must be a number, 0 or more"
+                f"SignificanceFilter: threshold is {shown(threshold)}; it must be a number, 0 or "
+                "more"
             )
-        self.held: Float32Array = np.zeros(shape, np.float32)
+        self.held: Float32Array = np.zeros(_sizes(shape), np.float32)
         if not self.held.ndim:
             raise ConfigError("SignificanceFilter: shape is (); it needs one row for each key")
         self.threshold = float(threshold)
-        self.shrinks = shrinks
+        self.shrinks = check_flag(shrinks, "SignificanceFilter: shrinks")
         self._round = 0
         self.passed = 0
         self.seen = 0
+
+    def __repr__(self) -> str:
+        return f"<SignificanceFilter shape={self.held.shape} passed={self.passed} of {self.seen}>"
 
     @property
     def filtered(self) -> float:
@@ -191,6 +206,14 @@ class SignificanceFilter:
         rows = self.held[places]
         self.held[places] = 0
         return places, rows
+
+
+def _sizes(shape: object) -> tuple[int, ...]:
+    sizes = shape if isinstance(shape, tuple | list) else (shape,)
+    whole = tuple(check_count(size, "SignificanceFilter: shape: a size") for size in sizes)
+    if prod(whole) > KEYS_MAX:
+        raise ConfigError(f"SignificanceFilter: shape is {shown(shape)}; at most {KEYS_MAX} values")
+    return whole
 
 
 def _check_shape(array: Any, shape: tuple[int, ...], what: str) -> None:

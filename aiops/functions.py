@@ -24,7 +24,9 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
+from aiops.checks import check_flag, is_one_of
 from aiops.errors import ConfigError
+from aiops.wording import listed, shown
 from aiops_protocol.limits import CALL_RESULT_BYTES_MAX
 from aiops_protocol.payload import Float32Array, all_finite
 
@@ -174,18 +176,20 @@ def server_function(name: str, *, changes: bool = False) -> Callable[[Function],
     """
     given: object = name  # callers without a type checker pass anything
     if not isinstance(given, str) or not given or given != given.strip() or len(given) > 64:
-        raise ConfigError(f"server_function: name is {name!r}; it must be 1 to 64 characters")
+        raise ConfigError(f"server_function: name is {shown(name)}; it must be 1 to 64 characters")
+
+    changes = check_flag(changes, f"server_function {name}: changes")
 
     def remember(function: Function) -> Function:
         if not inspect.signature(function).parameters:
-            raise ConfigError(f"server_function {name}: {function!r} takes no shard")
+            raise ConfigError(f"server_function {name}: {shown(function)} takes no shard")
         holder = _REGISTERED.get(name)
         if holder is not None and _address(holder.function) != _address(function):
             raise ConfigError(
-                f"server_function: the name {name!r} already belongs to "
+                f"server_function: the name {shown(name)} already belongs to "
                 f"{'.'.join(_address(holder.function))}"
             )
-        _REGISTERED[name] = ServerFunction(name, bool(changes), function)
+        _REGISTERED[name] = ServerFunction(name, changes, function)
         return function
 
     return remember
@@ -204,11 +208,11 @@ def function_from(name: str, settings: Mapping[str, object]) -> ServerFunction:
         Unknown name (one's own must be imported by the servers: `--import`), or settings that
         the function does not take.
     """
-    found = _REGISTERED.get(name)
+    found = _REGISTERED[name] if is_one_of(name, _REGISTERED) else None
     if found is None:
-        known = ", ".join(function_names()) or "none"
+        known = listed(function_names()) or "none"
         raise ConfigError(
-            f"unknown function {name!r}; known are {known} (servers import others by --import)"
+            f"unknown function {shown(name)}; known are {known} (servers import others by --import)"
         )
     found.check(settings)
     return found

@@ -18,6 +18,7 @@ import numpy as np
 
 from aiops.errors import ConfigError
 from aiops.optim.settings import FLOAT32_MAX, build, number, whole
+from aiops.wording import shown
 from aiops_protocol.key_list import Keys, mix, mix_in_place
 from aiops_protocol.payload import Float32Array
 
@@ -111,8 +112,8 @@ class Normal(Initializer):
         # The generator stays inside 20 standard deviations, so this is what float32 must hold.
         if abs(self.mean) + 20.0 * self.std > FLOAT32_MAX:
             raise ConfigError(
-                f"Normal: std {self.std!r} around mean {self.mean!r} does not fit float32; "
-                "make std smaller"
+                f"Normal: std {shown(self.std)} around mean {shown(self.mean)} does not fit "
+                "float32; make std smaller"
             )
 
     def fill(self, begin: int, end: int) -> Float32Array:
@@ -165,8 +166,8 @@ class Uniform(Initializer):
         object.__setattr__(self, "seed", whole("Uniform", "seed", self.seed))
         if self.high - self.low > FLOAT32_MAX:
             raise ConfigError(
-                f"Uniform: the width of low={self.low!r} to high={self.high!r} does not fit "
-                "float32; bring them closer together"
+                f"Uniform: the width of low={shown(self.low)} to high={shown(self.high)} does not "
+                "fit float32; bring them closer together"
             )
 
     def fill(self, begin: int, end: int) -> Float32Array:

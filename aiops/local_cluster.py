@@ -14,8 +14,10 @@ from aiops.errors import ConfigError
 from aiops.runtime.scheduler_node import Scheduler
 from aiops.runtime.server_node import Server
 from aiops.van.base import Van
+from aiops.wording import shown
 from aiops.workers.connecting import Connecting, connect
 from aiops.workers.worker import CONNECT_TIMEOUT_S, Worker
+from aiops_protocol.limits import WORKERS_MAX
 
 __all__ = ["LocalCluster"]
 
@@ -61,6 +63,12 @@ class LocalCluster:
         self._stack = AsyncExitStack()
         self._scheduler: Scheduler | None = None
         self.servers: list[Server] = []
+
+    def __repr__(self) -> str:
+        kind = f"{type(self).__name__} servers={self._servers}"
+        if self._scheduler is None:
+            return f"<{kind} not started>"
+        return f"<{kind} {self._scheduler!r}>"
 
     @property
     def scheduler(self) -> Scheduler:
@@ -129,11 +137,17 @@ class LocalCluster:
             `workers` is below 1.
         """
         count: object = workers
-        if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 1:
-            raise ConfigError(f"run: workers is {workers!r}; at least 1")
+        if (
+            isinstance(count, bool)
+            or not isinstance(count, int | np.integer)
+            or not (1 <= count <= WORKERS_MAX)
+        ):
+            raise ConfigError(
+                f"run: workers is {shown(workers)}; at least 1, at most {WORKERS_MAX}"
+            )
         workers = int(count)
         if not callable(train):
-            raise ConfigError(f"run: train is {train!r}; pass a function of one worker")
+            raise ConfigError(f"run: train is {shown(train)}; pass a function of one worker")
         self.scheduler.expect_workers(workers)
         errors: list[BaseException] = []
 

@@ -27,6 +27,7 @@ from aiops.optim import Momentum, Optimizer
 from aiops.optim.clipping import refuse_row_limit
 from aiops.optim.settings import number, whole
 from aiops.shards.shard import Shard
+from aiops.wording import shown
 from aiops_protocol.key_range import split
 from aiops_protocol.payload import Float32Array
 
@@ -44,7 +45,7 @@ class _Table(Protocol):
 
     async def pull(self, *, out: Float32Array) -> Float32Array: ...
 
-    async def push(self, gradient: Float32Array) -> object: ...
+    async def push(self, gradient: Float32Array, /) -> object: ...
 
     def prefetch(self) -> None: ...
 
@@ -120,6 +121,12 @@ class LocalSGD:
         self.delay = delay
         self.mixing = mixing
 
+    def __repr__(self) -> str:
+        return (
+            f"<LocalSGD shape={self.values.shape} every={self.every} fragments={self.fragments} "
+            f"step={self._step}>"
+        )
+
     @staticmethod
     async def open(
         worker: _Worker,
@@ -187,6 +194,8 @@ class LocalSGD:
         .. [3] B. McMahan et al., "Communication-Efficient Learning of Deep Networks from
            Decentralized Data", AISTATS 2017: FedAvg.
         """
+        if not callable(getattr(worker, "table", None)):
+            raise ConfigError(f"LocalSGD: worker is {shown(worker)}; pass a connected worker")
         flat = _flat_values(init, name)
         every = whole("LocalSGD", "every", every, at_least=1, at_most=EVERY_MAX)
         fragments = whole("LocalSGD", "fragments", fragments, at_least=1, at_most=FRAGMENTS_MAX)
@@ -204,7 +213,9 @@ class LocalSGD:
         kept = (0.5 if delay else 0.0) if mixing is None else mixing
         kept = number("LocalSGD", "mixing", kept, at_least=0.0, below=1.0)
         if inner is not None and not isinstance(inner, Optimizer):
-            raise ConfigError(f"LocalSGD: inner is {inner!r}; pass one such as AdamW(lr=0.001)")
+            raise ConfigError(
+                f"LocalSGD: inner is {shown(inner)}; pass one such as AdamW(lr=0.001)"
+            )
         if inner is not None:
             refuse_row_limit(inner, "LocalSGD: inner")
         parts = []
@@ -322,7 +333,7 @@ class LocalSGD:
 
 def _flat_values(init: object, name: str) -> Float32Array:
     if not isinstance(init, np.ndarray):
-        raise ConfigError(f"LocalSGD {name}: init is {init!r}; pass an array of float32")
+        raise ConfigError(f"LocalSGD {name}: init is {shown(init)}; pass an array of float32")
     try:
         return check_array(init, init.shape, f"LocalSGD {name}: init", allow_nonfinite=False)
     except UsageError as error:

@@ -10,6 +10,8 @@ import pytest
 
 import aiops
 import aiops.collective
+import aiops.testing
+import aiops.trainers.sparse
 import aiops_protocol
 
 PACKAGES = (aiops, aiops_protocol)
@@ -93,3 +95,22 @@ def test_parameters_have_the_names_that_users_type(
     positional = [word for word in written.split() if not word.endswith("=")]
     assert parameters[: len(positional)] == positional
     assert set(given) <= set(parameters)
+
+
+HANDED_OUT = (
+    *(aiops, aiops.blocking, aiops.collective, aiops.filters),
+    *(aiops.testing, aiops.trainers, aiops.trainers.sparse),
+)
+
+
+def test_no_public_object_prints_as_an_address_in_memory() -> None:
+    """What is only derived from is not meant, as it cannot be held."""
+    silent = {
+        f"{package.__name__}.{name}"
+        for package in HANDED_OUT
+        for name, value in public_objects(package)
+        if inspect.isclass(value)
+        and not inspect.isabstract(value)
+        and value.__repr__ is object.__repr__
+    }
+    assert silent == set()

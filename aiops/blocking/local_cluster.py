@@ -52,6 +52,9 @@ class LocalCluster:
         )
         self._thread: LoopThread | None = None
 
+    def __repr__(self) -> str:
+        return f"<blocking {self._cluster!r}>"
+
     @property
     def _loop(self) -> LoopThread:
         if self._thread is None:

@@ -43,6 +43,9 @@ class LocalSGD:
         self.mixing = local.mixing
         self.period = local.period
 
+    def __repr__(self) -> str:
+        return f"<blocking {self._local!r}>"
+
     @staticmethod
     def open(
         worker: Worker,

@@ -199,6 +199,9 @@ class LocalCopy:
         self._local = local
         self._loop = loop
 
+    def __repr__(self) -> str:
+        return f"<blocking {self._local!r}>"
+
     @property
     def version(self) -> int:
         """Version of the values; 0 before the first refresh."""

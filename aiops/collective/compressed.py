@@ -14,13 +14,15 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from aiops.checks import check_array
+from aiops.checks import check_array, check_count, is_one_of
 from aiops.collective.member import Member
 from aiops.compression import Codec, PowerSGD
 from aiops.compression.compressor import Compressor
 from aiops.compression.power_sgd import orthonormal
 from aiops.compression.spelling import as_codec
 from aiops.errors import ConfigError, UsageError
+from aiops.optim.settings import whole
+from aiops.wording import shown
 from aiops_protocol.codecs import Sparse, Wire, decode_values, product, uniforms
 from aiops_protocol.frames import Codec as Form
 from aiops_protocol.limits import KEYS_PER_FRAME_MAX
@@ -59,6 +61,17 @@ class CompressedReducer:
         self, ring: Member, codec: Codec | str, shape: tuple[int, ...], *, seed: int = 0
     ) -> None:
         made = as_codec(codec, "CompressedReducer: codec")
+        member: object = ring
+        if not isinstance(member, Member):
+            raise ConfigError(
+                f"CompressedReducer: ring is {shown(ring)}; pass a ring of worker.ring(...), or a "
+                "member of an InProcessRing"
+            )
+        seed = whole("CompressedReducer", "seed", seed, at_most=2**32)
+        sizes: object = shape
+        if not isinstance(sizes, tuple | list):
+            raise ConfigError(f"CompressedReducer: shape is {shown(shape)}; pass a tuple of sizes")
+        shape = tuple(check_count(size, "CompressedReducer: shape: a size") for size in sizes)
         self._ring = ring
         self._codec = made
         self._shape = shape
@@ -78,6 +91,9 @@ class CompressedReducer:
         self._reduced = 0
         self._encoded_bytes = 0
 
+    def __repr__(self) -> str:
+        return f"<CompressedReducer {self._codec.spelling()} shape={self._shape}>"
+
     async def reduce(
         self,
         array: Float32Array,
@@ -95,8 +111,8 @@ class CompressedReducer:
             As `Member.all_reduce`. What is held back is then as it was, so the call may be made
             again when the ring has been formed anew.
         """
-        if op not in ("sum", "mean"):
-            raise UsageError(f'reduce: op is {op!r}; it must be "sum" or "mean"')
+        if not is_one_of(op, ("sum", "mean")):
+            raise UsageError(f'reduce: op is {shown(op)}; it must be "sum" or "mean"')
         x = check_array(array, self._shape, "reduce", allow_nonfinite=False)
         if self._low_rank is not None:
             total = await self._by_low_rank(self._low_rank, x, timeout_s)

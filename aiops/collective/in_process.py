@@ -19,7 +19,7 @@ from typing import Final
 
 import numpy as np
 
-from aiops.checks import check_count, check_timeout
+from aiops.checks import check_count, check_flag, check_timeout
 from aiops.collective.call import REDUCTIONS, Array, Call, difference
 from aiops.collective.cost_model import IN_PROCESS, Choice, choose
 from aiops.collective.execution import Execution, Message
@@ -32,6 +32,8 @@ from aiops.errors import (
     CollectiveTimeout,
     UsageError,
 )
+from aiops.wording import listed, shown
+from aiops_protocol.limits import WORKERS_MAX
 
 __all__ = ["InProcessMember", "InProcessRing"]
 
@@ -84,8 +86,11 @@ class InProcessRing:
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         self.world_size = world_size = check_count(world_size, "InProcessRing: world_size")
-        if world_size < 1:
-            raise UsageError(f"InProcessRing: world_size is {world_size}; at least 1 is needed")
+        if not 1 <= self.world_size <= WORKERS_MAX:
+            raise UsageError(
+                f"InProcessRing: world_size is {shown(world_size)}; from 1 to {WORKERS_MAX}"
+            )
+        trace = check_flag(trace, "InProcessRing: trace")
         self.groups = groups
         self.timeout_s = check_timeout(timeout_s, "InProcessRing")
         self.trace: deque[Message] = deque(maxlen=TRACE_MESSAGES_MAX if trace else 0)
@@ -95,6 +100,9 @@ class InProcessRing:
         self._left = ""
         self._members = [InProcessMember(self, rank) for rank in range(world_size)]
         self._threads: ThreadPoolExecutor | None = None
+
+    def __repr__(self) -> str:
+        return f"<InProcessRing world_size={self.world_size}{' over' if self._left else ''}>"
 
     def member(self, rank: int) -> InProcessMember:
         """Return the handle of one rank; it belongs to one loop.
@@ -227,7 +235,7 @@ class _Meeting:
 
     def missing(self, world_size: int) -> str:
         """Say who has not come."""
-        return ", ".join(f"rank {rank}" for rank in range(world_size) if rank not in self.calls)
+        return listed(f"rank {rank}" for rank in range(world_size) if rank not in self.calls)
 
     def fail(self, text: str, cause: str) -> None:
         """Note that the work itself has failed; all hear it at the end."""
@@ -276,6 +284,9 @@ class InProcessMember(Member):
         super().__init__(rank, ring.world_size)
         self._ring = ring
 
+    def __repr__(self) -> str:
+        return f"<InProcessMember rank={self.rank} of {self.world_size}>"
+
     async def __aenter__(self) -> InProcessMember:
         """Return the member itself."""
         return self
@@ -321,7 +332,7 @@ class InProcessMember(Member):
 
     async def _perform(self, call: Call, flat: Array, timeout_s: float | None) -> None:
         ring = self._ring
-        timeout_s = ring.timeout_s if timeout_s is None else timeout_s
+        timeout_s = ring.timeout_s if timeout_s is None else check_timeout(timeout_s, call.kind)
         meeting, future = ring._come(self.rank, call, flat)
         try:
             if not future.done():

@@ -16,12 +16,13 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 import numpy as np
 from numpy.typing import DTypeLike
 
-from aiops.checks import check_count
+from aiops.checks import check_count, is_one_of
 from aiops.collective.buckets import Bucket, fuse
 from aiops.collective.call import NAMES, REDUCTIONS, Array, Call
 from aiops.collective.schedule import Algorithm
 from aiops.collective.steps import chunk_spans
 from aiops.errors import UsageError
+from aiops.wording import shown
 
 __all__ = [
     "BUCKET_BYTES",
@@ -50,20 +51,20 @@ EXPLAINED: Final = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
 
 def explained_bytes(kind: object, count: object, item_bytes: object) -> int:
     """Check the arguments of `explain`, and return the bytes of the array."""
-    if kind not in EXPLAINED:
-        raise UsageError(f"explain: kind is {kind!r}; there are: {', '.join(EXPLAINED)}")
+    if not is_one_of(kind, EXPLAINED):
+        raise UsageError(f"explain: kind is {shown(kind)}; there are: {', '.join(EXPLAINED)}")
     return check_count(count, "explain: count") * check_count(item_bytes, "explain: item_bytes")
 
 
 def check_shape(shape: object, dtype: DTypeLike) -> tuple[np.dtype[Any], tuple[int, ...]]:
     """Return the type and the sizes of an array to be made; `UsageError` if they cannot be."""
-    what = f"empty: shape is {shape!r}, dtype {dtype}; numbers and sizes from 0 up"
+    what = f"empty: shape is {shown(shape)}, dtype {dtype}; numbers and sizes from 0 up"
     given = shape if isinstance(shape, tuple | list) else (shape,)
     try:
         kind, sizes = np.dtype(dtype), tuple(map(operator.index, given))
     except TypeError:
         raise UsageError(what) from None
-    if kind.hasobject or any(size < 0 for size in sizes):
+    if kind.hasobject or not kind.itemsize or any(size < 0 for size in sizes):
         raise UsageError(what)
     return kind, sizes
 
@@ -218,7 +219,9 @@ class Member(ABC):
     ) -> tuple[list[Bucket], list[_Turn]]:
         """Check an all-reduce, and take its places in the queue at once."""
         if not _is_whole(bucket_bytes) or bucket_bytes < 1:
-            raise UsageError(f"all_reduce: bucket_bytes is {bucket_bytes!r}; it must be 1 or more")
+            raise UsageError(
+                f"all_reduce: bucket_bytes is {shown(bucket_bytes)}; it must be 1 or more"
+            )
         # A list of nothing is a call, too: otherwise the calls of two members would be off by one.
         buckets = fuse(check_arrays("all_reduce", arrays), bucket_bytes) or [Bucket(())]
         calls = [
@@ -302,7 +305,9 @@ class Member(ABC):
         """
         array = check_array("broadcast", array)
         if not _is_whole(root) or not 0 <= root < self.world_size:
-            raise UsageError(f"broadcast: root is {root!r}; ranks are 0 to {self.world_size - 1}")
+            raise UsageError(
+                f"broadcast: root is {shown(root)}; ranks are 0 to {self.world_size - 1}"
+            )
         call = self._call("broadcast", (array,), algorithm, root=int(root))
         bucket = Bucket((array,))
         flat = array.reshape(-1) if bucket.in_place else bucket.fused()
@@ -323,12 +328,12 @@ class Member(ABC):
     def _reduction(
         self, kind: str, arrays: Sequence[Array], op: str, order: str, algorithm: AlgorithmChoice
     ) -> Call:
-        if op not in tuple(REDUCTIONS):
-            raise UsageError(f"{kind}: op is {op!r}; there are: {', '.join(REDUCTIONS)}")
-        if order not in get_args(Order):
-            raise UsageError(f'{kind}: order is {order!r}; it can be "any" or "rank"')
+        if not is_one_of(op, REDUCTIONS):
+            raise UsageError(f"{kind}: op is {shown(op)}; there are: {', '.join(REDUCTIONS)}")
+        if not is_one_of(order, get_args(Order)):
+            raise UsageError(f'{kind}: order is {shown(order)}; it can be "any" or "rank"')
         if order == "rank":
-            if algorithm not in ("auto", "chain"):
+            if not is_one_of(algorithm, ("auto", "chain")):
                 raise UsageError(f'{kind}: order="rank" has an algorithm of its own; leave it out')
             algorithm = "chain"
         return self._call(kind, arrays, algorithm, op=op, order=order)
@@ -343,7 +348,9 @@ class Member(ABC):
         **more: Any,
     ) -> Call:
         if not isinstance(algorithm, str):
-            raise UsageError(f'{kind}: algorithm is {algorithm!r}; it is a word, such as "auto"')
+            raise UsageError(
+                f'{kind}: algorithm is {shown(algorithm)}; it is a word, such as "auto"'
+            )
         count = sum(array.size for array in arrays) if count is None else count
         dtype = arrays[0].dtype if arrays else _FLOAT32
         if algorithm == "auto":

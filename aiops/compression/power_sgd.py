@@ -12,6 +12,7 @@ import numpy as np
 from aiops.compression.base import Codec, State, register
 from aiops.errors import ConfigError
 from aiops.optim.settings import whole
+from aiops.wording import shown
 from aiops_protocol.codecs import RANK_MAX, Encoded, LowRank, Section, uniforms
 from aiops_protocol.payload import Float32Array
 
@@ -55,8 +56,8 @@ class PowerSGD(Codec):
             isinstance(shape, tuple | list) for shape in given
         ):
             raise ConfigError(
-                f"PowerSGD: shapes is {self.shapes!r}; pass one shape for each tensor, such as "
-                "((64, 10), (10,))"
+                f"PowerSGD: shapes is {shown(self.shapes)}; pass one shape for each tensor, such "
+                "as ((64, 10), (10,))"
             )
         shapes = tuple(
             tuple(whole("PowerSGD", "shapes", size, at_least=1) for size in shape)

@@ -9,6 +9,7 @@ from typing import Any, Final
 from aiops.compression.base import CODECS, Codec
 from aiops.compression.wrappers import Chain, ErrorFeedback, NoFeedback
 from aiops.errors import ConfigError
+from aiops.wording import shown
 
 __all__ = ["AUTO", "as_codec", "codec_from", "codec_names"]
 
@@ -42,7 +43,8 @@ def as_codec(given: object, what: str) -> Codec:
     codec: object = codec_from(given) if isinstance(given, str) else given
     if not isinstance(codec, Codec):
         raise ConfigError(
-            f"{what} is {given!r}; pass a codec of aiops.compression such as TopK(0.01), or its "
+            f"{what} is {shown(given)}; pass a codec of aiops.compression such as TopK(0.01), or "
+            "its "
             'spelling "top-k:0.01"'
         )
     return codec
@@ -59,12 +61,18 @@ def codec_from(text: str) -> Codec:
     ConfigError
         An unknown name or setting, or a bad value; the message says what there is.
     """
+    given: object = text
+    if not isinstance(given, str):
+        raise ConfigError(
+            f"compression is {shown(given)}; pass a codec of aiops.compression such as "
+            'TopK(0.01), or its spelling "top-k:0.01"'
+        )
     text = text.strip()
     name, bracket, rest = text.partition("(")
     if bracket:
         if name not in _WRAPPERS or not rest.endswith(")"):
             raise ConfigError(
-                f"compression {text!r}: only feedback(...) and no-feedback(...) have brackets"
+                f"compression {shown(text)}: only feedback(...) and no-feedback(...) have brackets"
             )
         return _WRAPPERS[name](codec_from(rest[:-1]))
     parts = text.split("+")
@@ -78,7 +86,8 @@ def _plain(text: str) -> Codec:
     cls = CODECS.get(name)
     if cls is None:
         raise ConfigError(
-            f"compression {text!r}: no codec {name!r}; there are {', '.join(codec_names())}"
+            f"compression {shown(text)}: no codec {shown(name)}; there are "
+            f"{', '.join(codec_names())}"
         )
     kinds = typing.get_type_hints(cls)
     fields = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]  # registered codecs are dataclasses
@@ -89,7 +98,9 @@ def _plain(text: str) -> Codec:
             key, value = cls.argument, word
         if key not in fields or key in settings:
             known = ", ".join(sorted(fields)) or "nothing"
-            raise ConfigError(f"compression {text!r}: {word!r} is not understood; it has {known}")
+            raise ConfigError(
+                f"compression {shown(text)}: {shown(word)} is not understood; it has {known}"
+            )
         settings[key] = _value(text, key, value, kinds[key])
     return cls(**settings)
 
@@ -104,4 +115,4 @@ def _value(text: str, key: str, value: str, kind: object) -> object:
             return float(value)
         return tuple(tuple(map(int, item.split("x"))) for item in value.split(","))
     except (KeyError, ValueError):
-        raise ConfigError(f"compression {text!r}: {key} cannot be {value!r}") from None
+        raise ConfigError(f"compression {shown(text)}: {key} cannot be {shown(value)}") from None

@@ -14,6 +14,7 @@ import numpy as np
 from aiops.compression.base import Codec, Feedback, State
 from aiops.compression.checks import finite
 from aiops.errors import ConfigError
+from aiops.wording import shown
 from aiops_protocol.codecs import Encoded, Joinable
 from aiops_protocol.payload import Float32Array
 
@@ -28,7 +29,9 @@ class _Wrapper(Codec):
     def __init__(self, codec: Codec) -> None:
         given: object = codec  # callers without a type checker pass anything
         if not isinstance(given, Codec) or isinstance(given, _Wrapper):
-            raise ConfigError(f"{type(self).__name__} takes a codec such as TopK(0.01): {codec!r}")
+            raise ConfigError(
+                f"{type(self).__name__} takes a codec such as TopK(0.01): {shown(codec)}"
+            )
         self.codec = codec
 
     @property
@@ -170,7 +173,7 @@ class Chain(Codec):
 
     def __init__(self, *codecs: Codec) -> None:
         if len(codecs) < 2 or not all(isinstance(codec, Codec) for codec in codecs):
-            raise ConfigError(f"Chain takes two or more codecs, not {codecs!r}")
+            raise ConfigError(f"Chain takes two or more codecs, not {shown(codecs)}")
         first, *rest = codecs
         if any(isinstance(codec, _Wrapper | Chain) for codec in codecs):
             raise ConfigError("Chain takes plain codecs; put ErrorFeedback or NoFeedback around it")
@@ -234,5 +237,14 @@ class Chain(Codec):
 
 
 def with_feedback(codec: Codec) -> Codec:
-    """Return the codec with error feedback around it, if it needs that."""
+    """Return the codec with error feedback around it, if it needs that.
+
+    Raises
+    ------
+    ConfigError
+        It is no codec.
+    """
+    given: object = codec  # callers without a type checker pass anything
+    if not isinstance(given, Codec):
+        raise ConfigError(f"with_feedback: {shown(given)} is no codec such as TopK(0.01)")
     return ErrorFeedback(codec) if codec.feedback == "needed" else codec

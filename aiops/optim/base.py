@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 from aiops.errors import ConfigError
 from aiops.optim.schedules import Schedule, check_rate
 from aiops.optim.settings import build, number
+from aiops.wording import shown
 from aiops_protocol.payload import Float32Array
 
 Steps: TypeAlias = "int | NDArray[np.uint32]"
@@ -150,7 +151,7 @@ def register(cls: AnyOptimizer) -> AnyOptimizer:
     """
     given: object = cls  # callers without a type checker pass anything
     if not isinstance(given, type) or not issubclass(given, Optimizer):
-        raise ConfigError(f"register: {cls!r} must be a subclass of aiops.optim.Optimizer")
+        raise ConfigError(f"register: {shown(cls)} must be a subclass of aiops.optim.Optimizer")
     title = cls.__qualname__
     if inspect.isabstract(cls):
         missing = ", ".join(sorted(cls.__abstractmethods__))
@@ -164,11 +165,11 @@ def register(cls: AnyOptimizer) -> AnyOptimizer:
         or not all(isinstance(slot, str) and slot for slot in slots)
         or len(set(slots)) != len(slots)
     ):
-        raise ConfigError(f"register: {title}.slots is {slots!r}; it must be a tuple of names")
+        raise ConfigError(f"register: {title}.slots is {shown(slots)}; it must be a tuple of names")
     holder = _REGISTERED.get(name)
     if holder is not None and _address(holder) != _address(cls):
         raise ConfigError(
-            f"register: the name {name!r} already belongs to {'.'.join(_address(holder))}; "
+            f"register: the name {shown(name)} already belongs to {'.'.join(_address(holder))}; "
             f"give {title} another one"
         )
     _REGISTERED[name] = cls
@@ -188,6 +189,9 @@ def optimizer_from(name: str, settings: Mapping[str, object]) -> Optimizer:
         Unknown name (a class of one's own must be imported by the servers: `--import`); unknown,
         missing or bad setting.
     """
+    given: object = settings
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"optimizer {shown(name)}: settings is {shown(given)}; pass a mapping")
     parsed = {
         key: Schedule.parse(str(value)) if Schedule.is_text(value) else value
         for key, value in settings.items()
@@ -197,7 +201,9 @@ def optimizer_from(name: str, settings: Mapping[str, object]) -> Optimizer:
     except ConfigError:
         raise
     except Exception as error:  # one's own class checks its settings as it likes
-        raise ConfigError(f"optimizer {name!r} refuses its settings: {error!r}") from error
+        raise ConfigError(
+            f"optimizer {shown(name)} refuses its settings: {shown(error)}"
+        ) from error
     assert isinstance(made, Optimizer)
     return made
 

@@ -14,6 +14,7 @@ import numpy as np
 from aiops.errors import ConfigError, UsageError
 from aiops.optim.base import Optimizer
 from aiops.optim.settings import number
+from aiops.wording import shown
 from aiops_protocol.payload import Float32Array
 
 __all__ = ["clip_by_global_norm", "clip_rows", "refuse_row_limit", "row_limit"]
@@ -58,8 +59,13 @@ def clip_by_global_norm(
     limit = number("clip_by_global_norm", "max_norm", max_norm, above=0.0)
     if isinstance(gradients, np.ndarray):
         arrays = [gradients]
-    else:
+    elif isinstance(gradients, Iterable):
         arrays = list(gradients.values() if isinstance(gradients, Mapping) else gradients)
+    else:
+        raise UsageError(
+            f"clip_by_global_norm: gradients is {shown(gradients)}; pass an array of float32, a "
+            "list of them, or a dict"
+        )
     for array in arrays:
         _check(array)
     with np.errstate(all="ignore"):

@@ -21,6 +21,7 @@ from typing import ClassVar, Final
 
 from aiops.errors import ConfigError
 from aiops.optim.settings import number, whole
+from aiops.wording import shown
 
 __all__ = [
     "Constant",
@@ -267,11 +268,14 @@ class Schedule:
             )
         for stage in stages:
             if not isinstance(stage, Stage):
-                raise ConfigError(f"Schedule: {stage!r} is no stage; use one such as Cosine(1000)")
+                raise ConfigError(
+                    f"Schedule: {shown(stage)} is no stage; use one such as Cosine(1000)"
+                )
         for stage, after in pairwise(stages):
             if stage.length is None:
                 raise ConfigError(
-                    f"Schedule: {after!r} never begins, because {stage!r} before it has no end"
+                    f"Schedule: {shown(after)} never begins, because {shown(stage)} before it has "
+                    "no end"
                 )
 
     def __call__(self, clock: int) -> float:
@@ -316,6 +320,9 @@ def stages_from(text: str) -> tuple[Stage, ...]:
     ConfigError
         An unknown word, or numbers that the stage does not take.
     """
+    given: object = text
+    if not isinstance(given, str):
+        raise ConfigError(f"schedule is {shown(given)}; pass a text such as warmup:100,cosine:900")
     return tuple(map(_stage_from, text.split(",")[: STAGES_MAX + 1]))
 
 
@@ -330,7 +337,7 @@ def _stage_from(text: str) -> Stage:
     stage = _STAGES.get(word)
     if stage is None:
         raise ConfigError(
-            f"schedule: unknown stage {word!r}; known are {', '.join(_STAGES)}, as in "
+            f"schedule: unknown stage {shown(word)}; known are {', '.join(_STAGES)}, as in "
             "warmup:100,cosine:900"
         )
     assert dataclasses.is_dataclass(stage)
@@ -361,7 +368,7 @@ def _plain_number(text: str, what: str) -> float:
         value = float(text)
         return int(text) if value == int(value) and text.strip().isdecimal() else value
     except (ValueError, OverflowError):
-        raise ConfigError(f"schedule: {what} is {text!r}; it must be a number") from None
+        raise ConfigError(f"schedule: {what} is {shown(text)}; it must be a number") from None
 
 
 def _keep_steps(stage: Stage, field: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from aiops.errors import ConfigError
+from aiops.wording import listed, shown
 
 FLOAT32_MAX: Final = float(np.finfo(np.float32).max)
 SEED_MAX: Final = 2**64 - 1  # half of a Philox key
@@ -46,14 +47,14 @@ def number(
     """
     rule = _number_rule(above, at_least, below, at_most)
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise ConfigError(f"{owner}: {name} is {value!r}; it must be {rule}")
+        raise ConfigError(f"{owner}: {name} is {shown(value)}; it must be {rule}")
     try:
         plain = float(value)
     except OverflowError:  # a whole number of more than 308 digits
         plain = math.inf
     # Arithmetic is in float32, where 1e-60 is 0 and 0.99999999 is 1: those are what count.
     if not math.isfinite(plain) or abs(plain) > FLOAT32_MAX:
-        raise ConfigError(f"{owner}: {name} is {value!r}; it must be {rule} that fits float32")
+        raise ConfigError(f"{owner}: {name} is {shown(value)}; it must be {rule} that fits float32")
     rounded = float(np.float32(plain))
     inside = (
         (above is None or rounded > above)
@@ -63,7 +64,7 @@ def number(
     )
     if not inside:
         note = "" if rounded == plain else f" (in float32 it is {rounded})"
-        raise ConfigError(f"{owner}: {name} is {value!r}{note}; it must be {rule}")
+        raise ConfigError(f"{owner}: {name} is {shown(value)}{note}; it must be {rule}")
     return plain
 
 
@@ -99,7 +100,7 @@ def whole(
             return plain
     upper = "" if at_most == SEED_MAX else f" and at most {at_most}"
     raise ConfigError(
-        f"{owner}: {name} is {value!r}; it must be a whole number, at least {at_least}{upper}"
+        f"{owner}: {name} is {shown(value)}; it must be a whole number, at least {at_least}{upper}"
     )
 
 
@@ -112,7 +113,7 @@ def flag(owner: str, name: str, value: object) -> bool:
         It is something else.
     """
     if not isinstance(value, bool | np.bool_):
-        raise ConfigError(f"{owner}: {name} is {value!r}; it must be True or False")
+        raise ConfigError(f"{owner}: {name} is {shown(value)}; it must be True or False")
     return bool(value)
 
 
@@ -139,10 +140,10 @@ def build(
     """
     cls = classes.get(name) if isinstance(name, str) else None
     if cls is None:
-        raise ConfigError(f"unknown {kind} {name!r}; known are {', '.join(sorted(classes))}")
+        raise ConfigError(f"unknown {kind} {shown(name)}; known are {listed(sorted(classes))}")
     try:
         return cls(**settings)
     except TypeError as error:
         # Python's text names the setting: "... got an unexpected keyword argument 'rate'".
-        given = ", ".join(sorted(map(str, settings))) or "nothing"
-        raise ConfigError(f"{kind} {name!r} cannot be made from {given}: {error}") from error
+        given = listed(sorted(map(str, settings))) or "nothing"
+        raise ConfigError(f"{kind} {shown(name)} cannot be made from {given}: {error}") from error

@@ -25,6 +25,7 @@ from aiops.roles.table_entry import (
     check_layout,
     difference,
 )
+from aiops.wording import listed
 from aiops_protocol.control import (
     AttachTable,
     DeathVerdict,
@@ -70,7 +71,7 @@ class Catalogue:
         entry = self._by_name.get(message.name)
         if entry is None:
             if message.spec is None:
-                known = ", ".join(self._by_name) or "none"
+                known = listed(self._by_name) or "none"
                 text = f"there is no table {message.name} (there is: {known}); shape= creates it"
                 return [waiter.refuse(ErrorCode.UNKNOWN_TABLE, text)]
             return self._create(waiter, message.spec, servers, workers)

@@ -22,6 +22,7 @@ from aiops.roles.restarts import Restarts
 from aiops.roles.rings import Rings
 from aiops.roles.settings import SchedulerSettings
 from aiops.roles.stopping import Stopping
+from aiops.wording import listed, shown
 from aiops_protocol.control import ControlMessage, Join, Joined, Refused, Shutdown, StopAt
 from aiops_protocol.errors import ErrorCode
 
@@ -107,7 +108,7 @@ class Job:
             code = ErrorCode.SHUTTING_DOWN if self.ended.ok else ErrorCode.JOB_FAILED
             return Refused(code=code, text=f"the job has ended: {self.ended.reason}"[:1024])
         if join.role not in ("server", "worker"):
-            return Refused(code=ErrorCode.WRONG_ROLE, text=f"there is no role {join.role!r}")
+            return Refused(code=ErrorCode.WRONG_ROLE, text=f"there is no role {shown(join.role)}")
         known = bool(join.name) and self.members.find(join.role, join.name) is not None
         if not known and not self.members.has_room(join.role):
             taken = len(self.members.connected(join.role))
@@ -248,7 +249,7 @@ class Job:
         if not held and clean:
             self._losses.server_gone(node.rank)
             return []
-        ranges = f"; with it went {', '.join(held)}" if held else ""
+        ranges = f"; with it went {listed(held)}" if held else ""
         how = "has left" if clean else "is lost"
         where = f"{node} at {node.host}:{node.port}"
         # With nobody left to train, a server that goes in order ends the job, it does not fail it.

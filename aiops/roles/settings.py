@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aiops.checks import check_flag, is_number, positive
+from aiops.checks import check_flag, is_number, is_one_of, positive
 from aiops.errors import ConfigError
+from aiops.wording import shown
 from aiops_protocol.limits import SERVERS_MAX, WORKERS_MAX
 
 __all__ = ["SchedulerSettings"]
@@ -52,9 +53,9 @@ class SchedulerSettings:
             ("min_workers", 0, WORKERS_MAX),
         ):
             self._take(name, _whole(name, getattr(self, name), least, most))
-        if self.on_worker_loss not in ("fail", "continue"):
+        if not is_one_of(self.on_worker_loss, ("fail", "continue")):
             raise ConfigError(
-                f'on_worker_loss is {self.on_worker_loss!r}; it must be "fail" or "continue"'
+                f'on_worker_loss is {shown(self.on_worker_loss)}; it must be "fail" or "continue"'
             )
         if self.workers and self.min_workers > self.workers:
             raise ConfigError(
@@ -63,7 +64,9 @@ class SchedulerSettings:
         for name in ("heartbeat_s", "report_period_s"):
             seconds = getattr(self, name)
             if not is_number(seconds) or not 0.002 <= seconds <= 3600:
-                raise ConfigError(f"{name} is {seconds!r}; it must be from 0.002 to 3600 seconds")
+                raise ConfigError(
+                    f"{name} is {shown(seconds)}; it must be from 0.002 to 3600 seconds"
+                )
             self._take(name, float(seconds))
         if self.join_timeout_s is not None:
             self._take("join_timeout_s", positive(self.join_timeout_s, "join_timeout_s"))
@@ -78,5 +81,5 @@ class SchedulerSettings:
 def _whole(name: str, value: object, least: int, most: int) -> int:
     plain = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not plain or not least <= value <= most:  # type: ignore[operator]  # it is an integer
-        raise ConfigError(f"{name} is {value!r}; it must be from {least} to {most}")
+        raise ConfigError(f"{name} is {shown(value)}; it must be from {least} to {most}")
     return int(value)  # type: ignore[call-overload,no-any-return]

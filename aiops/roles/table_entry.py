@@ -13,6 +13,7 @@ import msgspec
 
 from aiops.errors import ConfigError
 from aiops.roles.actions import Action, Tell
+from aiops.wording import shown
 from aiops_protocol.control import (
     ControlMessage,
     Refused,
@@ -163,8 +164,8 @@ def check_layout(spec: TableSpec) -> None:
         return
     if spec.layout not in ("hashed", "range"):
         raise ConfigError(
-            f'table {spec.name}: layout {spec.layout!r} is not known here; there is "hashed" and '
-            '"range" for sparse tables'
+            f'table {spec.name}: layout {shown(spec.layout)} is not known here; there is "hashed" '
+            'and "range" for sparse tables'
         )
     if len(spec.shape) != 1 or not 1 <= spec.shape[0] <= ROW_WIDTH_MAX:
         raise ConfigError(

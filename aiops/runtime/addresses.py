@@ -7,6 +7,7 @@ import os
 
 from aiops.errors import ConfigError
 from aiops.van.base import Address
+from aiops.wording import shown
 
 __all__ = ["check_exposure", "is_wildcard", "parse_address", "scheduler_address"]
 
@@ -18,13 +19,13 @@ def parse_address(text: str, what: str) -> Address:
     url = "://" in host or any(sign.isspace() or sign == "/" for sign in host)
     digits = port.isascii() and port.isdecimal()
     if not colon or url or not digits or int(port) > 65535:
-        raise ConfigError(f"{what} is {text!r}; write host:port, for example 127.0.0.1:9070")
+        raise ConfigError(f"{what} is {shown(text)}; write host:port, for example 127.0.0.1:9070")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     elif ":" in host:
-        raise ConfigError(f"{what} is {text!r}; write an IPv6 address in brackets: [::1]:9070")
+        raise ConfigError(f"{what} is {shown(text)}; write an IPv6 address in brackets: [::1]:9070")
     if not host:
-        raise ConfigError(f"{what} is {text!r}; name a host, or 0.0.0.0 for all interfaces")
+        raise ConfigError(f"{what} is {shown(text)}; name a host, or 0.0.0.0 for all interfaces")
     return Address(host, int(port))
 
 
@@ -53,8 +54,10 @@ def check_exposure(address: Address, insecure: bool, what: str) -> None:
 
 def scheduler_address(given: str | None) -> Address:
     """Return the scheduler's address as given, or from the environment."""
-    text = given or os.environ.get("AIOPS_SCHEDULER")
-    if not text:
+    wanted: object = given  # callers without a type checker pass anything
+    left_out = wanted is None or (isinstance(wanted, str) and not wanted)
+    text = os.environ.get("AIOPS_SCHEDULER") if left_out else given
+    if text is None or (left_out and not text):
         raise ConfigError(
             "no scheduler: pass its address (host:port), set AIOPS_SCHEDULER, or run the program "
             "under `aiops launch`"

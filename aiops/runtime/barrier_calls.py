@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from aiops.errors import AiopsError, BarrierTimeout, UsageError
+from aiops.wording import listed
 from aiops_protocol.control import BarrierDone, BarrierEnter
 
 __all__ = ["BarrierCalls"]
@@ -75,7 +76,10 @@ class BarrierCalls:
         if done is None:
             missing, who = [], "and the scheduler has not said who is missing"
         else:
-            missing, who = done.missing, f"{len(done.missing)} missing: {'; '.join(done.missing)}"
+            missing, who = (
+                done.missing,
+                f"{len(done.missing)} missing: {listed(done.missing, '; ')}",
+            )
         raise BarrierTimeout(
             f"barrier {name}: after {elapsed_s:.2f} s {who}",
             operation=f"barrier {name}",

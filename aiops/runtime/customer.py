@@ -20,6 +20,7 @@ from aiops.runtime.data_connection import DataConnection
 from aiops.runtime.postoffice import Postoffice
 from aiops.runtime.witness import Witness
 from aiops.van.base import Van
+from aiops.wording import listed
 from aiops_protocol.control import ClusterState
 from aiops_protocol.frames import Known, Parked, Reply, Value
 from aiops_protocol.layout import REPLY
@@ -324,11 +325,11 @@ class Customer:
         elapsed_s = now - operation.started_at
         silent = sorted({part.server for part in operation.parts if not part.settled})
         first = next(part for part in operation.parts if not part.settled)
-        servers = ", ".join(str(self._servers[rank]) for rank in silent)
+        servers = listed(self._servers[rank] for rank in silent)
         waiting = ""
         if operation.waiting_for:
             slow = (f"{rank} ({n} clocks behind)" for rank, n in operation.waiting_for.items())
-            waiting = f"; it waits by rule for worker {', '.join(slow)}"
+            waiting = f"; it waits by rule for worker {listed(slow)}"
         troubles = [self._servers[rank].trouble for rank in silent]
         trouble = "".join(f"; not connected: {text}" for text in troubles if text)
         return RequestTimeout(

@@ -11,7 +11,7 @@ from aiops.checks import check_timeout
 from aiops.errors import AiopsError, ConnectionLost, RequestTimeout
 from aiops.runtime.addresses import scheduler_address
 from aiops.runtime.dialling import LinkPlan, open_link
-from aiops.van import TcpVan
+from aiops.runtime.given import check_van
 from aiops.van.base import Van
 from aiops.van.link import Link
 from aiops_protocol.control import StatusReply, StatusRequest
@@ -77,7 +77,7 @@ async def fetch_status(
     timeout_s = check_timeout(timeout_s, "status")
     plan = LinkPlan(address, "the scheduler", Role.OBSERVER, Role.SCHEDULER, Purpose.CONTROL)
     asker = _Asker()
-    link = await open_link(van or TcpVan(), plan, asker, timeout_s=timeout_s)
+    link = await open_link(check_van(van), plan, asker, timeout_s=timeout_s)
     try:
         async with asyncio.timeout(timeout_s):
             return await asker.reply

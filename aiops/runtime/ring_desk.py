@@ -23,6 +23,7 @@ from aiops.runtime.ring_meeting import MeetingRingGroup
 from aiops.runtime.ring_shared import SharedRingGroup
 from aiops.van.base import Address, Listener, Stream, Van
 from aiops.van.link import Link
+from aiops.wording import listed
 from aiops_protocol.errors import ErrorCode
 from aiops_protocol.frames import Frame, RingBegin, RingConfirm, RingPiece
 from aiops_protocol.handshake import Hello, Role, ServerHandshake
@@ -200,7 +201,7 @@ class RingDesk:
                 self._formed(seat, message)
             case RingMissing(name=name, missing=missing):
                 if seat.formed is not None and not seat.formed.done():
-                    text = f"ring {name}: {len(missing)} missing: {'; '.join(missing)}"
+                    text = f"ring {name}: {len(missing)} missing: {listed(missing, '; ')}"
                     seat.formed.set_exception(
                         BarrierTimeout(text, operation=f"ring {name}", missing=missing)
                     )

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from aiops.checks import check_name
+from aiops.checks import check_count, check_flag, check_name, check_text, is_number, is_one_of
 from aiops.errors import AiopsError, ConfigError, PeerMisbehaved
 from aiops.observability import chrome_trace, get_logger
 from aiops.roles.actions import Action, Drop, Ended, Note, RoundClosed, Send, Tell
@@ -17,14 +17,14 @@ from aiops.roles.connections import SEVERED_PERIODS
 from aiops.roles.scheduler import SchedulerCore
 from aiops.roles.settings import SchedulerSettings
 from aiops.roles.status import status
-from aiops.runtime.addresses import check_exposure, parse_address
 from aiops.runtime.dialogues import Dialogues, Speaker
 from aiops.runtime.doors import Silent, log_note, open_door, refuse
+from aiops.runtime.given import check_door, check_van
 from aiops.runtime.news import News
 from aiops.runtime.traces import Traces
-from aiops.van import TcpVan
 from aiops.van.base import Address, Listener, Stream, Van
 from aiops.van.link import Link
+from aiops.wording import listed, shown
 from aiops_protocol.codec import encode
 from aiops_protocol.control import ClusterState, ControlMessage, Join, Joined, Leave, NodeReport
 from aiops_protocol.dialogue_control import Heard, OpenDialogue
@@ -105,22 +105,22 @@ class Scheduler:
         insecure: bool = False,
         van: Van | None = None,
     ) -> None:
+        enough = is_number(min_workers) and min_workers > 0
         self._settings = SchedulerSettings(
             servers=servers,
             workers=workers,
-            on_worker_loss=on_worker_loss or ("continue" if min_workers else "fail"),
-            min_workers=min_workers or 0,
+            on_worker_loss=("continue" if enough else "fail")
+            if on_worker_loss is None
+            else on_worker_loss,
+            min_workers=0 if min_workers is None else min_workers,
             heartbeat_s=heartbeat_s,
             end_when_idle=end_when_idle,
             join_timeout_s=join_timeout_s,
             trace=trace,
         )
-        self._bind = parse_address(bind, "bind")
-        self._advertise = parse_address(advertise, "advertise") if advertise else None
-        if sock is None:
-            check_exposure(self._bind, insecure, "the scheduler at")
-        self._sock = sock
-        self._van: Van = van or TcpVan()
+        door = check_door(bind, sock, advertise, insecure, "the scheduler at")
+        self._bind, self._sock, self._advertise = door
+        self._van: Van = check_van(van)
         self._listener: Listener | None = None
         self._links: dict[int, Link] = {}
         self._dialogues = Dialogues()
@@ -133,6 +133,14 @@ class Scheduler:
         self._news = News()
         self._parted = asyncio.Event()  # set when a connection has ended
         self._closing = False
+
+    def __repr__(self) -> str:
+        if self._core is None:
+            return "<Scheduler not started>"
+        job = f"job={self._core.job[:8]}"
+        if self._listener is None:
+            return f"<Scheduler {job} closed>"
+        return f"<Scheduler {self.address} {job} {'ended' if self._core.ended else 'running'}>"
 
     @property
     def address(self) -> str:
@@ -401,6 +409,7 @@ class Scheduler:
 
     def expect_workers(self, workers: int) -> None:
         """Let `connect` of the next workers wait until this many more have registered."""
+        workers = check_count(workers, "expect_workers: workers")
         present = len(self._running.members.connected("worker"))
         self._running.members.expect_workers(present + workers)
 
@@ -424,8 +433,12 @@ class Scheduler:
             It has ended in order, as a worker that has no more to do: that is no loss.
         """
         check_name(name, "the node's name")
-        if role not in ("worker", "server"):
-            raise ConfigError(f'will_not_come: role is {role!r}; it can be "worker" or "server"')
+        reason = check_text(reason, "will_not_come: reason")
+        clean = check_flag(clean, "will_not_come: clean")
+        if not is_one_of(role, ("worker", "server")):
+            raise ConfigError(
+                f'will_not_come: role is {shown(role)}; it can be "worker" or "server"'
+            )
         self._perform(self._running.will_not_come(role, name, reason, clean=clean))
 
     @property
@@ -441,6 +454,7 @@ class Scheduler:
 
     async def stop(self, reason: str) -> None:
         """Ask all workers to stop at one step boundary; returns at once."""
+        reason = check_text(reason, "stop: reason")
         self._perform(self._running.stop(reason))
 
     async def close(self, reason: str = "the scheduler was closed") -> None:
@@ -448,6 +462,7 @@ class Scheduler:
 
         Idempotent. Takes `LEAVE_GRACE_S` at most.
         """
+        reason = check_text(reason, "close: reason")
         if self._listener is None or self._closing:
             return
         self._closing = True
@@ -478,5 +493,5 @@ class Scheduler:
             except TimeoutError:
                 break
         if self._links:
-            left = ", ".join(str(link) for link in self._links.values())
+            left = listed(self._links.values())
             _log.warning("nodes_did_not_leave", nodes=left)

@@ -9,7 +9,7 @@ import socket
 import time
 from typing import Final
 
-from aiops.checks import check_count, check_name, positive
+from aiops.checks import check_flag, check_optional_name, positive
 from aiops.errors import (
     AiopsError,
     ConfigError,
@@ -21,19 +21,14 @@ from aiops.errors import (
 from aiops.observability import get_logger
 from aiops.roles.actions import Action, Drop, Ended, Note, RoundClosed, Send, Tell
 from aiops.roles.server import ServerCore
-from aiops.runtime.addresses import (
-    check_exposure,
-    is_wildcard,
-    parse_address,
-    scheduler_address,
-)
+from aiops.runtime.addresses import is_wildcard, scheduler_address
 from aiops.runtime.control_link import ControlLink
 from aiops.runtime.doors import Silent, log_note, open_door
+from aiops.runtime.given import check_door, check_memory_limit, check_van
 from aiops.runtime.heartbeat import Identity
 from aiops.runtime.lending import AnswerLoans, SegmentPool
 from aiops.runtime.pulse import Pulse
 from aiops.runtime.server_meter import ServerMeter
-from aiops.van import TcpVan
 from aiops.van.base import Address, Listener, Stream, StreamHandler, Van
 from aiops.van.link import Link
 from aiops_protocol.control import ControlMessage, Join, Joined, Leave, Refused
@@ -47,8 +42,7 @@ __all__ = ["Server"]
 TICK_S: Final = 0.25
 """Grain of notices to those who wait; a quarter of the shortest period that they have."""
 
-MEMORY_SHARE: Final = 0.8
-"""Part of the machine's memory that shards may take unless told otherwise."""
+NOT_STARTED: Final = "the server is not started: use `async with Server(...)`"
 
 CLOSE_GRACE_S: Final = 2.0
 """How long workers may take to close their side when the server ends."""
@@ -97,16 +91,12 @@ class Server:
         van: Van | None = None,
     ) -> None:
         self._scheduler = scheduler_address(scheduler)
-        self._wanted_name = check_name(name, "the server's name") if name else ""
-        self._bind = parse_address(bind, "bind")
-        self._advertise = parse_address(advertise, "advertise") if advertise else None
-        if sock is None:
-            check_exposure(self._bind, insecure, "the server at")
-        self._sock = sock
+        self._wanted_name = check_optional_name(name, "the server's name")
+        door = check_door(bind, sock, advertise, insecure, "the server at")
+        self._bind, self._sock, self._advertise = door
         self._connect_timeout_s = positive(connect_timeout_s, "connect_timeout_s")
-        limit_bytes = check_count(memory_limit_bytes or 0, "memory_limit_bytes")
-        self._van: Van = van or TcpVan()
-        self._core = ServerCore(limit_bytes or int(MEMORY_SHARE * _machine_memory_bytes()))
+        self._van: Van = check_van(van)
+        self._core = ServerCore(check_memory_limit(memory_limit_bytes))
         self._listener: Listener | None = None
         self._links: dict[int, Link] = {}
         self._segments = SegmentPool()
@@ -121,11 +111,19 @@ class Server:
         self.meter = ServerMeter()
         self._emptied = asyncio.Event()
         self._closing: asyncio.Task[None] | None = None
-        self._heartbeat_thread = heartbeat_thread
+        self._heartbeat_thread = check_flag(heartbeat_thread, "heartbeat_thread")
         self._pulse: Pulse | None = None
         self._suspended = False
         self._log = get_logger(role="server")
         self._control = ControlLink(self._van, self._scheduler, Role.SERVER, self, self._log)
+
+    def __repr__(self) -> str:
+        who = self._wanted_name or "server"
+        if self._joined is not None:
+            who = f"{self._joined.rank} ({self._joined.name})"
+        if self._listener is None:
+            return f"<Server {who} {'not started' if self._ended is None else 'closed'}>"
+        return f"<Server {who} {self.address} {'joining' if self._joined is None else 'running'}>"
 
     @property
     def address(self) -> str:
@@ -145,12 +143,12 @@ class Server:
     @property
     def _known(self) -> Joined:
         if self._joined is None:
-            raise ConfigError("the server is not started: use `async with Server(...)`")
+            raise ConfigError(NOT_STARTED)
         return self._joined
 
     def _public_address(self) -> Address:
         if self._listener is None:
-            raise ConfigError("the server is not started: use `async with Server(...)`")
+            raise ConfigError(NOT_STARTED)
         bound = self._listener.address
         if self._advertise is not None:
             return Address(self._advertise.host, self._advertise.port or bound.port)
@@ -442,7 +440,8 @@ class Server:
 
     async def wait_ended(self) -> Ended:
         """Wait for the end of this server's part and return how it ended (`ok`, `reason`)."""
-        assert self._ended is not None, "not started"
+        if self._ended is None:
+            raise ConfigError(NOT_STARTED)
         return await asyncio.shield(self._ended)
 
     async def close(self, reason: str = "the server was closed") -> None:
@@ -491,10 +490,3 @@ class Server:
             except TimeoutError:
                 for link in list(self._links.values()):
                     link.abort()
-
-
-def _machine_memory_bytes() -> int:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):  # not Linux, not macOS
-        return 4 * 1024**3

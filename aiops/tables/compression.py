@@ -9,6 +9,7 @@ from time import perf_counter
 
 import numpy as np
 
+from aiops.checks import is_one_of
 from aiops.compression import Codec, PowerSGD, codec_from
 from aiops.compression.auto import AUTO, AutoCompressor
 from aiops.compression.compressor import Compressor
@@ -46,7 +47,7 @@ def compression_spelling(
     if compression is None:
         return ""
     setting = "pull_compression" if pulls else "compression"
-    if compression == AUTO:
+    if is_one_of(compression, (AUTO,)):
         if allow_nonfinite:
             raise ConfigError(
                 f"{what}: {setting} auto with allow_nonfinite=True: NaN or infinity would stay in "

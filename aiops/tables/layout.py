@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiops.errors import UsageError
+from aiops.wording import shown
 from aiops_protocol.control import ShardPart
 from aiops_protocol.key_range import KeyRange, Ranges, cut_ranges, rows_to_ranges
 from aiops_protocol.limits import RANGES_PER_FRAME_MAX, SEGMENT_ELEMENTS
@@ -194,4 +195,4 @@ def _bound(value: SupportsIndex | None, default: int, what: str) -> int:
     try:
         return value.__index__()
     except AttributeError:
-        raise UsageError(f"{what} has the bound {value!r}; it must be an integer") from None
+        raise UsageError(f"{what} has the bound {shown(value)}; it must be an integer") from None

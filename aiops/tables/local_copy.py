@@ -17,6 +17,7 @@ from aiops.checks import check_array, is_number
 from aiops.errors import ConfigError, UsageError
 from aiops.optim import SGD, Optimizer
 from aiops.optim.clipping import refuse_row_limit
+from aiops.wording import shown
 from aiops_protocol.payload import Float32Array
 
 if TYPE_CHECKING:
@@ -59,6 +60,9 @@ class LocalCopy:
         self._kept = 4 * table.core.layout.size <= KEPT_BYTES_MAX
         self._puller: asyncio.Task[None] | None = None
         self.version = 0
+
+    def __repr__(self) -> str:
+        return f"<LocalCopy of {self._table.name} version={self.version}>"
 
     @property
     def values(self) -> Float32Array:
@@ -135,7 +139,9 @@ class LocalCopy:
             A period below 2 ms.
         """
         if not is_number(period_s) or not period_s >= PERIOD_S_MIN:
-            raise ConfigError(f"pull_every: period_s is {period_s!r}; at least {PERIOD_S_MIN} s")
+            raise ConfigError(
+                f"pull_every: period_s is {shown(period_s)}; at least {PERIOD_S_MIN} s"
+            )
         self.stop()
         self._puller = asyncio.get_running_loop().create_task(self._pull_for_ever(period_s))
         self._puller.add_done_callback(_retrieve)
@@ -167,7 +173,7 @@ class LocalCopy:
     def use(self, optimizer: Optimizer) -> None:
         """Choose the optimizer of `apply`; its state starts from zero."""
         if not isinstance(optimizer, Optimizer):
-            raise ConfigError(f"use: optimizer is {optimizer!r}; pass one such as SGD(lr=0.1)")
+            raise ConfigError(f"use: optimizer is {shown(optimizer)}; pass one such as SGD(lr=0.1)")
         refuse_row_limit(optimizer, "use")
         self._optimizer = optimizer
         self._state = {}

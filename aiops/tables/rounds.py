@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from aiops.checks import check_weight
 from aiops.errors import UsageError
 from aiops.roles.requests import Part
+from aiops.wording import shown
 from aiops_protocol.frames import Flag, Seal
 from aiops_protocol.payload import weight_bytes
 
@@ -97,13 +98,15 @@ class Place:
         weight = check_weight(given, what)
         if not table.takes_weights:
             raise UsageError(
-                f'{what}={given!r}: only in tables with rounds and reduce="mean" (BSP, Quorum) '
+                f'{what}={shown(given)}: only in tables with rounds and reduce="mean" (BSP, '
+                "Quorum) "
                 "contributions have weights"
             )
         before = 1.0 if self._weight is None else self._weight
         if self._contributed and before != weight:
             raise UsageError(
-                f"{what}={given!r}, but what this worker has pushed in this clock has the weight "
+                f"{what}={shown(given)}, but what this worker has pushed in this clock has the "
+                "weight "
                 f"{before:g}; all that it pushes in a clock has one: give it with the first push"
             )
         return weight

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from aiops.checks import is_one_of
 from aiops.compression import (
     QSGD,
     BFloat16,
@@ -66,7 +67,7 @@ def row_spelling(given: Codec | str | None, what: str, *, nonfinite: bool, pulls
     if given is None:
         return ""
     setting = "pull_compression" if pulls else "compression"
-    if given == AUTO:
+    if is_one_of(given, (AUTO,)):
         raise ConfigError(f"{what}: {setting} auto is for dense tables; name a codec such as bf16")
     codec = as_codec(given, f"{what}: {setting}")
     _check(codec, f"{what}: {setting}", pulls=pulls)

@@ -9,12 +9,15 @@ import socket
 from dataclasses import fields
 from typing import Any
 
+from aiops.checks import check_flag
+from aiops.errors import ConfigError
 from aiops.local_cluster import LocalCluster
 from aiops.runtime.scheduler_node import Scheduler
 from aiops.runtime.server_node import Server
 from aiops.testing.faults import Counters
 from aiops.testing.proxy import FaultProxy, ReservedPort
 from aiops.testing.weather import Storm, Weather
+from aiops.wording import shown
 
 __all__ = ["ChaosCluster", "total"]
 
@@ -60,8 +63,11 @@ class ChaosCluster(LocalCluster):
         **options: Any,
     ) -> None:
         super().__init__(servers, **options)
+        given: object = weather
+        if not isinstance(given, Weather | None):
+            raise ConfigError(f"ChaosCluster: weather is {shown(weather)}; pass Weather(...)")
         self._weather = weather or Weather()
-        self._scheduler_too = scheduler_too
+        self._scheduler_too = check_flag(scheduler_too, "ChaosCluster: scheduler_too")
         self.proxies: list[FaultProxy] = []
         self.scheduler_proxy: FaultProxy | None = None
         self.storm = Storm(self.proxies, self._weather)

@@ -11,7 +11,9 @@ import random
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from aiops.checks import TIMEOUT_S_MAX, check_flag, is_number
 from aiops.errors import ConfigError
+from aiops.wording import shown
 
 __all__ = ["Counters", "Cut", "Faults", "Line"]
 
@@ -60,16 +62,19 @@ class Faults:
 
     def __post_init__(self) -> None:
         for name in ("delay_s", "jitter_s"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ConfigError(f"faults: {name} is {getattr(self, name)}; it must be 0 or more")
-        if not 0 <= self.cut_probability <= 1:
-            raise ConfigError(
-                f"faults: cut_probability is {self.cut_probability}; it must be from 0 to 1"
-            )
+            value = getattr(self, name)
+            if not is_number(value) or not 0 <= value <= TIMEOUT_S_MAX:
+                raise ConfigError(f"faults: {name} is {shown(value)}; it must be 0 or more")
+        chance: object = self.cut_probability
+        if not is_number(chance) or not 0 <= chance <= 1:
+            raise ConfigError(f"faults: cut_probability is {shown(chance)}; it must be from 0 to 1")
+        check_flag(self.reset, "faults: reset")
         for name in ("rate_bytes_per_s", "cut_every_bytes", "corrupt_every_bytes"):
             value = getattr(self, name)
-            if value is not None and not 1 <= value < float("inf"):
-                raise ConfigError(f"faults: {name} is {value}; it must be 1 or more, or None")
+            if value is not None and (not is_number(value) or not 1 <= value < 2**63):
+                raise ConfigError(
+                    f"faults: {name} is {shown(value)}; it must be 1 or more, or None"
+                )
 
 
 class Cut(NamedTuple):
@@ -90,6 +95,9 @@ class Line:
     """
 
     def __init__(self, faults: Faults, chance: random.Random) -> None:
+        given: object = faults
+        if not isinstance(given, Faults) or not isinstance(chance, random.Random):
+            raise ConfigError(f"Line: {shown(faults)}, {shown(chance)}; pass Faults and Random")
         self._chance = chance
         self._free_at = 0.0
         self._faults = faults
@@ -98,6 +106,9 @@ class Line:
         self._corrupt_in = 0  # bytes until the next byte that gets another value
         self._corrupt_rest = 0  # bytes behind it that stay whole
         self.faults = faults
+
+    def __repr__(self) -> str:
+        return f"<Line {self._faults}>"
 
     @property
     def faults(self) -> Faults:

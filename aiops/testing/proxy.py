@@ -13,12 +13,15 @@ import sys
 from dataclasses import replace
 from typing import Any, Final, Literal
 
+from aiops.checks import check_flag
 from aiops.errors import ConfigError
+from aiops.optim.settings import whole
 from aiops.runtime.addresses import check_exposure, parse_address
 from aiops.testing.faults import Counters, Faults, Line
 from aiops.testing.proxy_connection import ProxiedConnection, reset
 from aiops.testing.proxy_pipe import until_ready
 from aiops.van.base import Address
+from aiops.wording import shown
 
 __all__ = ["Direction", "FaultProxy", "ReservedPort"]
 
@@ -95,6 +98,10 @@ def _narrow(sock: socket.socket, buffer_bytes: int) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, ETHERNET_BYTES)
 
 
+def _are_lines(pair: object) -> bool:
+    return isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(one, Line) for one in pair)
+
+
 class FaultProxy:
     """A TCP proxy in front of `target` whose faults can be changed at any time.
 
@@ -146,21 +153,27 @@ class FaultProxy:
         window_bytes: int | None = None,
         lines: tuple[Line, Line] | None = None,
     ) -> None:
-        if buffer_bytes < 1:
-            raise ConfigError(f"FaultProxy: buffer_bytes is {buffer_bytes}; at least 1")
-        if window_bytes is not None and window_bytes < WINDOW_BYTES_MIN:
-            raise ConfigError(
-                f"FaultProxy: window_bytes is {window_bytes}; at least {WINDOW_BYTES_MIN}"
+        whole("FaultProxy", "buffer_bytes", buffer_bytes, at_least=1)
+        if window_bytes is not None:
+            whole(
+                "FaultProxy", "window_bytes", window_bytes, at_least=WINDOW_BYTES_MIN, at_most=2**31
             )
+        pair: object = lines
+        if not (pair is None or _are_lines(pair)):
+            raise ConfigError(f"FaultProxy: lines is {shown(lines)}; pass two Line(...)")
         if lines is not None and faults is not None:
             raise ConfigError("FaultProxy: lines have faults of their own; give one of the two")
+        given: object = faults
+        if not isinstance(given, Faults | None):
+            raise ConfigError(f"FaultProxy: faults is {shown(faults)}; pass Faults(...)")
+        insecure = check_flag(insecure, "FaultProxy: insecure")
         self.target = parse_address(target, "the proxy's target")
         self._bind = parse_address(bind, "the proxy's bind")
         check_exposure(self._bind, insecure, "the proxy at")
         self._window_bytes = window_bytes
         self._buffer_bytes = buffer_bytes if window_bytes is None else window_bytes // 2
         self.counters = Counters()
-        chance = random.Random(seed)
+        chance = random.Random(whole("FaultProxy", "seed", seed, at_least=-(2**63)))
         healthy = faults or Faults()
         up, down = lines or (Line(healthy, chance), Line(healthy, chance))
         self._lines = {"up": up, "down": down}
@@ -172,6 +185,10 @@ class FaultProxy:
         self._connections: dict[ProxiedConnection, None] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._chance = chance
+
+    def __repr__(self) -> str:
+        where = "not started" if self._port is None else self.address
+        return f"<FaultProxy {where} to {self.target}>"
 
     @property
     def address(self) -> str:
@@ -291,6 +308,8 @@ class FaultProxy:
         if self._window_bytes is not None:
             _narrow(listening, self._window_bytes // 2)
         self._door = asyncio.get_running_loop().create_task(self._accept(listening))
+        # Not by the task itself: one that is cancelled at once has never begun.
+        self._door.add_done_callback(lambda _: listening.close())
 
     async def _close_door(self) -> None:
         door, self._door = self._door, None
@@ -299,20 +318,23 @@ class FaultProxy:
             await asyncio.gather(door, return_exceptions=True)
 
     async def _accept(self, listening: socket.socket) -> None:
-        with listening:
-            while True:
-                await until_ready(listening)
-                try:
-                    client, _ = listening.accept()
-                except (BlockingIOError, InterruptedError, ConnectionError):
-                    continue
-                except OSError:
-                    await asyncio.sleep(OVERLOADED_S)
-                    continue
-                self.counters.connections += 1
-                task = asyncio.get_running_loop().create_task(self._serve(client))
-                self._tasks[task] = None
-                task.add_done_callback(self._forget)
+        while True:
+            await until_ready(listening)
+            try:
+                client, _ = listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionError):
+                continue
+            except OSError:
+                await asyncio.sleep(OVERLOADED_S)
+                continue
+            self.counters.connections += 1
+            self._begin(client)
+
+    def _begin(self, client: socket.socket) -> None:
+        task = asyncio.get_running_loop().create_task(self._serve(client))
+        self._tasks[task] = None
+        task.add_done_callback(self._forget)
+        task.add_done_callback(lambda _: client.close())
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         del self._tasks[task]
@@ -320,32 +342,31 @@ class FaultProxy:
             task.result()
 
     async def _serve(self, client: socket.socket) -> None:
-        with client:
-            client.setblocking(False)
-            for gate in self._gates.values():
-                await gate.wait()
+        client.setblocking(False)
+        for gate in self._gates.values():
+            await gate.wait()
+        try:
+            target = await self._dial()
+        except OSError:
+            self.counters.unreachable += 1
+            reset(client)
+            return
+        with target:
+            for sock in (client, target):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection = ProxiedConnection(
+                client,
+                target,
+                (self._lines["up"], self._lines["down"]),
+                (self._gates["up"], self._gates["down"]),
+                self._buffer_bytes,
+                self.counters,
+            )
+            self._connections[connection] = None
             try:
-                target = await self._dial()
-            except OSError:
-                self.counters.unreachable += 1
-                reset(client)
-                return
-            with target:
-                for sock in (client, target):
-                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                connection = ProxiedConnection(
-                    client,
-                    target,
-                    (self._lines["up"], self._lines["down"]),
-                    (self._gates["up"], self._gates["down"]),
-                    self._buffer_bytes,
-                    self.counters,
-                )
-                self._connections[connection] = None
-                try:
-                    await connection.run()
-                finally:
-                    del self._connections[connection]
+                await connection.run()
+            finally:
+                del self._connections[connection]
 
     async def _dial(self) -> socket.socket:
         loop = asyncio.get_running_loop()

@@ -12,9 +12,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Final, Literal, NamedTuple
 
+from aiops.checks import check_count, positive
 from aiops.errors import ConfigError
 from aiops.testing.faults import Faults
 from aiops.testing.proxy import Direction, FaultProxy
+from aiops.wording import shown
 
 __all__ = ["Storm", "Weather"]
 
@@ -60,8 +62,13 @@ class Weather:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.cut_every_s is not None and not self.cut_every_s > 0:
-            raise ConfigError(f"cut_every_s is {self.cut_every_s}; it must be above 0")
+        faults: object = self.faults
+        if not isinstance(faults, Faults):
+            raise ConfigError(f"faults is {shown(faults)}; pass Faults(...)")
+        check_count(self.seed, "seed")
+        for name in ("cut_every_s", "black_hole_every_s", "black_hole_s"):
+            if getattr(self, name) is not None:
+                positive(getattr(self, name), name)
         if self.black_hole_every_s is not None and not (
             0 < self.black_hole_s < self.black_hole_every_s
         ):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from aiops.errors import ConfigError
+from aiops.optim.settings import whole
 from aiops.trainers.readers.rows import IntArray
 
 
@@ -51,9 +52,11 @@ class Batches:
     _order: IntArray = field(default_factory=lambda: np.empty(0, np.int64), init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Check that there is a row for everybody."""
-        assert self.batch_size > 0
-        assert 0 <= self.part < self.parts
+        """Check the numbers, and that there is a row for everybody."""
+        for name, least in (("rows", 0), ("batch_size", 1), ("part", 0), ("parts", 1), ("seed", 0)):
+            whole("batches", name, getattr(self, name), at_least=least)
+        if self.part >= self.parts:
+            raise ConfigError(f"batches: part is {self.part} of {self.parts}; they count from 0")
         if self.rows < self.parts:
             raise ConfigError(
                 f"{self.rows} rows to train on cannot be shared by {self.parts} workers; "

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from aiops.checks import is_one_of
 from aiops.compression import codec_from
 from aiops.compression.pulls import pull_codec
 from aiops.compression.spelling import AUTO
@@ -22,6 +23,7 @@ from aiops.optim.settings import number, whole
 from aiops.trainers.data import Dataset, Task
 from aiops.trainers.local_steps import LocalSteps
 from aiops.trainers.models import Linear, Mlp, Model, Softmax
+from aiops.wording import listed, shown
 
 STEPS_MAX: Final = 2**31 - 1  # a year of steps at 70 a second
 BATCH_MAX: Final = 2**20
@@ -149,12 +151,15 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         """Fill in the defaults of the model and check everything."""
-        if self.model not in MODELS:
+        if not is_one_of(self.model, MODELS):
             raise _refused("model", self.model, f"one of {', '.join(MODELS)}")
         try:
             consistency_from(self.consistency)
         except ConfigError as error:
             raise ConfigError(f"train: {error}") from None
+        local: object = self.local
+        if not isinstance(local, LocalSteps | None):
+            raise _refused("local", local, "LocalSteps(...)")
         self._check_sync()
         self._check_compression()
         defaults = MODELS[self.model]
@@ -183,7 +188,7 @@ class TrainConfig:
             own, lr = LOCAL_OPTIMIZER, LOCAL_LR
         if self.optimizer is None:
             self._set("optimizer", own)
-        elif self.optimizer not in OPTIMIZERS:
+        elif not is_one_of(self.optimizer, OPTIMIZERS):
             raise _refused("optimizer", self.optimizer, f"one of {', '.join(OPTIMIZERS)}")
         if self.lr is None:
             self._set("lr", lr if self.optimizer == own else OPTIMIZERS[str(self.optimizer)])
@@ -196,9 +201,9 @@ class TrainConfig:
                 )
 
     def _check_sync(self) -> None:
-        if self.sync not in SYNCS:
+        if not is_one_of(self.sync, SYNCS):
             raise _refused("sync", self.sync, f"one of {', '.join(SYNCS)}")
-        if self.ring_order not in RING_ORDERS:
+        if not is_one_of(self.ring_order, RING_ORDERS):
             raise _refused("ring_order", self.ring_order, f"one of {', '.join(RING_ORDERS)}")
         if self.sync == "ring" and self.consistency != "bsp":
             raise ConfigError(
@@ -231,9 +236,9 @@ class TrainConfig:
                 "send the same form, so name a codec, such as int8 or one-bit"
             )
         try:
-            if self.compression not in (None, AUTO):
+            if self.compression is not None and not is_one_of(self.compression, (AUTO,)):
                 codec_from(self.compression)
-            if self.pull_compression not in (None, AUTO):
+            if self.pull_compression is not None and not is_one_of(self.pull_compression, (AUTO,)):
                 pull_codec(codec_from(self.pull_compression))
         except ConfigError as error:
             raise ConfigError(f"train: {error}") from None
@@ -269,8 +274,8 @@ class TrainConfig:
         """
         if dataset.task != self.task:
             raise ConfigError(
-                f"the model {self.model!r} is for {self.task} but {dataset.name} was loaded for "
-                f"{dataset.task}; load it with task={self.task!r}"
+                f"the model {shown(self.model)} is for {self.task} but {dataset.name} was loaded "
+                f"for {dataset.task}; load it with task={shown(self.task)}"
             )
         match self.model:
             case "linear":
@@ -308,13 +313,13 @@ class TrainConfig:
         """
         unknown = settings.keys() - {field.name for field in dataclasses.fields(cls)}
         if unknown:
-            raise ConfigError(f"train: unknown settings {', '.join(sorted(unknown))}")
+            raise ConfigError(f"train: unknown settings {listed(sorted(unknown))}")
         local = settings.get("local")
         return cls(**{**settings, "local": LocalSteps(**local) if local else None})
 
 
 def _refused(name: str, value: object, rule: str) -> ConfigError:
-    return ConfigError(f"train: {name} is {value!r}; it must be {rule}")
+    return ConfigError(f"train: {name} is {shown(value)}; it must be {rule}")
 
 
 def _checked_hidden(hidden: object) -> tuple[int, ...]:

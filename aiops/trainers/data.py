@@ -18,10 +18,12 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from aiops.checks import is_one_of
 from aiops.errors import DataError
 from aiops.optim.settings import whole
 from aiops.trainers.readers import Rows, array_rows, read_csv, read_libsvm, read_npz
 from aiops.trainers.readers.rows import Float64Array, IntArray
+from aiops.wording import shown
 from aiops_protocol.payload import Float32Array
 
 Task = Literal["classification", "regression"]
@@ -119,23 +121,23 @@ def load(
     _check_task("load", task)
     given: object = source
     if not isinstance(given, str | os.PathLike):
-        raise DataError(f"load: source is {source!r}; give 'digits' or the path of a file")
+        raise DataError(f"load: source is {shown(source)}; give 'digits' or the path of a file")
     wanted: object = target
     if not isinstance(wanted, str | int | np.integer | None) or isinstance(wanted, bool):
         raise DataError(
-            f"load: target is {target!r}; give the name of a column or array, or a number"
+            f"load: target is {shown(target)}; give the name of a column or array, or a number"
         )
     if os.fspath(source) == "digits":
         if target is not None:
-            raise DataError(f"digits: no target {target!r} to choose; leave the target out")
+            raise DataError(f"digits: no target {shown(target)} to choose; leave the target out")
         return _digits(task)
     path = Path(source)
     if "\0" in str(path):
-        raise DataError(f"load: source is {os.fspath(source)!r}, which cannot be a path")
+        raise DataError(f"load: source is {shown(os.fspath(source))}, which cannot be a path")
     suffix = path.suffix.lower()
     if suffix not in (*_READERS, ".npz"):
         raise DataError(
-            f"unknown data source {os.fspath(source)!r}; give 'digits' or a file that ends in "
+            f"unknown data source {shown(os.fspath(source))}; give 'digits' or a file that ends in "
             f"{', '.join(sorted((*_READERS, '.npz')))}"
         )
     if suffix in _READERS:
@@ -186,8 +188,10 @@ _READERS: Final[Mapping[str, Callable[[Path, str | int | None], Rows]]] = {
 
 
 def _check_task(owner: str, task: object) -> None:
-    if task not in ("classification", "regression"):
-        raise DataError(f'{owner}: task is {task!r}; it must be "classification" or "regression"')
+    if not is_one_of(task, ("classification", "regression")):
+        raise DataError(
+            f'{owner}: task is {shown(task)}; it must be "classification" or "regression"'
+        )
 
 
 Part = tuple[Float64Array, NDArray[Any]]  # features and target of the train or the test rows

@@ -19,6 +19,7 @@ from aiops.observability import RateLimited, get_logger
 from aiops.van.base import Accept, Address, Listener, Stream
 from aiops.van.tcp_listener import TcpListener
 from aiops.van.tcp_stream import TcpStream
+from aiops.wording import shown
 from aiops_protocol.limits import CONNECTIONS_MAX
 
 __all__ = ["TcpVan"]
@@ -137,7 +138,7 @@ class TcpVan:
         """
         internet = sock.family in (socket.AF_INET, socket.AF_INET6)
         if not internet or sock.type != socket.SOCK_STREAM:
-            raise ConfigError(f"cannot listen on {sock!r}: it is not a TCP socket")
+            raise ConfigError(f"cannot listen on {shown(sock)}: it is not a TCP socket")
         loop = asyncio.get_running_loop()
         sock.setblocking(False)
         sock.listen(BACKLOG)

@@ -6,13 +6,15 @@ import os
 from types import TracebackType
 from typing import Any
 
-from aiops.checks import check_name, check_timeout
+from aiops.checks import check_flag, check_optional_name, check_timeout
+from aiops.errors import ConfigError
 from aiops.runtime.addresses import scheduler_address
 from aiops.runtime.customer import Customer
+from aiops.runtime.given import check_van
 from aiops.runtime.postoffice import Postoffice
 from aiops.runtime.witness import Witness
-from aiops.van import TcpVan
 from aiops.van.base import Van
+from aiops.wording import shown
 from aiops.workers.worker import CONNECT_TIMEOUT_S, Worker, describe
 
 __all__ = ["Connecting", "connect"]
@@ -30,21 +32,28 @@ class Connecting:
         van: Van | None,
         history: str | os.PathLike[str] | None = None,
     ) -> None:
-        self._heartbeat_thread = heartbeat_thread
+        self._heartbeat_thread = check_flag(heartbeat_thread, "connect: heartbeat_thread")
+        if not isinstance(history, str | os.PathLike | None):
+            raise ConfigError(f"connect: history is {shown(history)}; pass the path of a folder")
         self._history = history or os.environ.get("AIOPS_HISTORY")
         self._scheduler = scheduler_address(scheduler)
-        name = name or os.environ.get("AIOPS_NAME") or ""
-        self._name = check_name(name, "the worker's name") if name else ""
+        own = check_optional_name(name, "the worker's name")
+        self._name = own or check_optional_name(
+            os.environ.get("AIOPS_NAME"), "the worker's name (AIOPS_NAME)"
+        )
         self._timeout_s = check_timeout(timeout_s, "connect")
-        self._van = van
+        self._van = check_van(van)
         self._worker: Worker | None = None
+
+    def __repr__(self) -> str:
+        return f"<connecting {self._name or 'a worker'} to {self._scheduler}>"
 
     def __await__(self) -> Any:
         """Connect and return the worker."""
         return self._connect().__await__()
 
     async def _connect(self) -> Worker:
-        van = self._van or TcpVan()
+        van = self._van
         postoffice = Postoffice(van, self._scheduler, heartbeat_thread=self._heartbeat_thread)
         customer: Customer | None = None
         try:

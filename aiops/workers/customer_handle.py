@@ -79,8 +79,9 @@ class CustomerHandle:
         """
         if self._closed:
             raise Closed(f"customer {self.name} was closed; worker.customer makes another one")
+        timeout_s = check_timeout(timeout_s, f"customer {self.name}")
         if not self._opened:
-            await self.customer.open(check_timeout(timeout_s, f"customer {self.name}"))
+            await self.customer.open(timeout_s)
             self._opened = True
 
     async def table(

@@ -15,6 +15,7 @@ from aiops.checks import is_number
 from aiops.errors import UsageError
 from aiops.observability import LatencyHistogram, SpanBuffer
 from aiops.runtime.postoffice import Postoffice
+from aiops.wording import shown
 from aiops.workers.customer_handle import Customers
 from aiops.workers.tables import Tables
 from aiops_protocol.control import NodeReport
@@ -55,11 +56,11 @@ class Reports:
             known = name in self._metrics or len(self._metrics) < REPORT_NAMES_MAX
             if not known or len(name) > KEY_CHARS_MAX:
                 raise UsageError(
-                    f"publish_metrics: {name!r}: at most {REPORT_NAMES_MAX} names of at most "
+                    f"publish_metrics: {shown(name)}: at most {REPORT_NAMES_MAX} names of at most "
                     f"{KEY_CHARS_MAX} characters"
                 )
             if not is_number(value):
-                raise UsageError(f"publish_metrics: {name} is {value!r}; it must be a number")
+                raise UsageError(f"publish_metrics: {name} is {shown(value)}; it must be a number")
             self._metrics[name] = float(value)
 
     @contextmanager

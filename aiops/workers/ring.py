@@ -36,6 +36,7 @@ from aiops.runtime.ring_desk import RingDesk
 from aiops.runtime.ring_group import RingGroup
 from aiops.runtime.ring_hosts import HostsRingGroup
 from aiops.runtime.ring_shared import SharedRingGroup
+from aiops.wording import shown
 from aiops.workers.ring_compression import codec_of, compressed_call
 from aiops.workers.ring_links import measured_network
 from aiops.workers.scratch import Scratch
@@ -289,7 +290,7 @@ class Ring(Member):
         by_hosts = isinstance(self._group, HostsRingGroup)
         if self.transport == "shared-memory":
             words = 'the ring is in shared memory: worker.ring(transport="tcp")'
-            raise UsageError(f"all_reduce with compression={codec.spelling()!r}: {words}")
+            raise UsageError(f"all_reduce with compression={shown(codec.spelling())}: {words}")
         call, bucket = compressed_call(codec, array, op, order, algorithm, by_hosts=by_hosts)
         flat = bucket.arrays[0].reshape(-1) if bucket.in_place else bucket.fused()
         await self._in_turn(self._reserve(call), flat, timeout_s)

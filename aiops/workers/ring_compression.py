@@ -13,6 +13,7 @@ from aiops.collective.member import AlgorithmChoice, check_arrays
 from aiops.collective.schedule import Algorithm
 from aiops.compression import Codec, codec_from
 from aiops.errors import UsageError
+from aiops.wording import shown
 from aiops_protocol.payload import all_finite
 
 __all__ = ["CompressedCall", "codec_of", "compressed_call"]
@@ -63,18 +64,18 @@ def compressed_call(
     arrays = check_arrays("all_reduce", array)
     can: list[Algorithm] = ["hierarchical", "ring"] if by_hosts else ["ring"]
     wrong = [
-        (op not in ("sum", "mean"), f"op is {op!r}; it can be sum or mean"),
-        (order != "any", f"order is {order!r}; the ring has its own"),
+        (op not in ("sum", "mean"), f"op is {shown(op)}; it can be sum or mean"),
+        (order != "any", f"order is {shown(order)}; the ring has its own"),
         (
             algorithm not in ("auto", *can),
-            f"algorithm is {algorithm!r}; it can be {' or '.join(can)}",
+            f"algorithm is {shown(algorithm)}; it can be {' or '.join(can)}",
         ),
         (any(one.dtype != np.float32 for one in arrays), "arrays must be float32"),
         (not all(all_finite(one.reshape(-1)) for one in arrays), "arrays must be finite"),
     ]
     for is_wrong, why in wrong:
         if is_wrong:
-            raise UsageError(f"all_reduce with compression={codec.spelling()!r}: {why}")
+            raise UsageError(f"all_reduce with compression={shown(codec.spelling())}: {why}")
     shapes, count = tuple(one.shape for one in arrays), sum(one.size for one in arrays)
     chosen = can[0] if algorithm == "auto" else algorithm
     call = CompressedCall(

@@ -7,7 +7,7 @@ import ipaddress
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from aiops.checks import check_flag, check_timeout, is_number
+from aiops.checks import check_flag, check_timeout, is_number, is_one_of
 from aiops.errors import ConfigError, UsageError
 from aiops.runtime.addresses import parse_address
 from aiops.runtime.host_memory import TRANSPORTS
@@ -15,6 +15,7 @@ from aiops.runtime.postoffice import Postoffice
 from aiops.runtime.ring_desk import RingDesk
 from aiops.runtime.ring_peer import CONNECTIONS_MAX
 from aiops.van.base import Address, Van
+from aiops.wording import shown
 from aiops.workers.ring import CALL_TIMEOUT_S, Ring
 
 __all__ = ["RingSettings", "Rings"]
@@ -160,8 +161,10 @@ class Rings:
 
 def _own_settings(name: str, asked: RingSettings) -> dict[str, Any]:
     """Return what was asked of this ring alone, checked; `None` is what was not."""
-    if asked.topology not in (None, *TOPOLOGIES):
-        raise UsageError(f"ring: topology is {asked.topology!r}; it can be {_either(TOPOLOGIES)}")
+    if asked.topology is not None and not is_one_of(asked.topology, TOPOLOGIES):
+        raise UsageError(
+            f"ring: topology is {shown(asked.topology)}; it can be {_either(TOPOLOGIES)}"
+        )
     limits = {"timeout_s": asked.timeout_s, "call_timeout_s": asked.call_timeout_s}
     checked = {
         key: None if limit is None else check_timeout(limit, f"ring {name}", key)
@@ -173,12 +176,14 @@ def _own_settings(name: str, asked: RingSettings) -> dict[str, Any]:
 def _door(asked: RingSettings) -> dict[str, Any]:
     """Return what was asked of all rings, checked; `None` is what was not."""
     transport, connections = asked.transport, asked.connections
-    if transport not in TRANSPORTS:
-        raise UsageError(f"ring: transport is {transport!r}; it can be {_either(TRANSPORTS)}")
+    if not is_one_of(transport, TRANSPORTS):
+        raise UsageError(f"ring: transport is {shown(transport)}; it can be {_either(TRANSPORTS)}")
     if connections is not None and (
         not is_number(connections) or connections not in range(1, CONNECTIONS_MAX + 1)
     ):
-        raise UsageError(f"ring: connections is {connections!r}; it can be 1 to {CONNECTIONS_MAX}")
+        raise UsageError(
+            f"ring: connections is {shown(connections)}; it can be 1 to {CONNECTIONS_MAX}"
+        )
     bind, advertise = asked.bind, asked.advertise
     return {
         "bind": None if bind is None else parse_address(bind, "bind"),

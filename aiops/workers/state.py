@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiops.errors import ConfigError
+from aiops.wording import shown
 
 if TYPE_CHECKING:
     from aiops.tables.sparse_table import SparseTable
@@ -51,10 +52,10 @@ class WorkerState:
             )
         for key, array in state.items():
             if not isinstance(key, str):
-                raise ConfigError(f"load_state_dict: {key!r} is no name of a worker's state")
+                raise ConfigError(f"load_state_dict: {shown(key)} is no name of a worker's state")
             table, slash, name = key.removeprefix(_COMPRESSION).partition("/")
             if not key.startswith(_COMPRESSION) or not slash:
-                raise ConfigError(f"load_state_dict: {key!r} is no name of a worker's state")
+                raise ConfigError(f"load_state_dict: {shown(key)} is no name of a worker's state")
             pending.setdefault(table, {})[name] = np.asarray(array)
         self._pending = pending
         for opened in tables:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 import numpy as np
 
-from aiops.checks import check_array, check_count, check_flag
+from aiops.checks import check_array, check_count, check_flag, is_one_of
 from aiops.compression import Codec
 from aiops.compression.auto import AutoCompressor
 from aiops.consistency import Consistency
@@ -21,6 +21,7 @@ from aiops.tables.compression import compression_spelling
 from aiops.tables.row_compression import row_spelling
 from aiops.tables.sparse_table import SparseTable
 from aiops.tables.table import Table
+from aiops.wording import shown
 from aiops.workers.state import WorkerState
 from aiops_protocol.control import TableSpec
 from aiops_protocol.limits import ROW_WIDTH_MAX
@@ -214,7 +215,7 @@ def table_spec(
     allow_nonfinite = check_flag(allow_nonfinite, f"{what}: allow_nonfinite")
     given: object = shape
     sizes = given if isinstance(given, tuple | list) else (given,)
-    dims = tuple(check_count(size, f"{what}: shape {given!r}: a size") for size in sizes)
+    dims = tuple(check_count(size, f"{what}: shape {shown(given)}: a size") for size in sizes)
     _check_rules(what, optimizer, consistency)
     refuse_row_limit(optimizer, what)
     values: Float32Array | None = None
@@ -261,8 +262,8 @@ def sparse_table_spec(
     columns = check_count(width, f"{what}: width")
     if not 1 <= columns <= ROW_WIDTH_MAX:
         raise UsageError(f"{what}: width is {columns}; a row has 1 to {ROW_WIDTH_MAX} values")
-    if layout not in ("hashed", "range"):
-        raise ConfigError(f'{what}: layout is {layout!r}; pass "hashed" or "range"')
+    if not is_one_of(layout, ("hashed", "range")):
+        raise ConfigError(f'{what}: layout is {shown(layout)}; pass "hashed" or "range"')
     if isinstance(init, np.ndarray):
         raise ConfigError(
             f"{what}: init is an array; rows are made one by one, so pass a number or an object of "
@@ -292,11 +293,12 @@ def sparse_table_spec(
 def _check_rules(what: str, optimizer: object, consistency: object) -> None:
     if not isinstance(optimizer, Optimizer):
         raise ConfigError(
-            f"{what}: optimizer is {optimizer!r}; pass an object of aiops.optim such as SGD(lr=0.1)"
+            f"{what}: optimizer is {shown(optimizer)}; pass an object of aiops.optim such as "
+            "SGD(lr=0.1)"
         )
     if not isinstance(consistency, Consistency):
         raise ConfigError(
-            f"{what}: consistency is {consistency!r}; pass BSP(), SSP(staleness=3), "
+            f"{what}: consistency is {shown(consistency)}; pass BSP(), SSP(staleness=3), "
             "Quorum(minimum=3) or ASP()"
         )
 

@@ -351,7 +351,7 @@ async def test_a_wrong_call_is_refused_before_anybody_is_asked(call: Any, words:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: InProcessRing(0), "at least 1"),
+        (lambda: InProcessRing(0), "from 1 to 1024"),
         (lambda: InProcessRing("2"), "world_size is '2'; .* whole number"),  # type: ignore[arg-type]
         (lambda: InProcessRing(2.5), "world_size is 2.5; .* whole number"),  # type: ignore[arg-type]
         (lambda: InProcessRing(2, timeout_s=0), "timeout_s is 0; .* above 0"),

@@ -42,6 +42,11 @@ ROLES: list[tuple[Callable[[], Any], str]] = [
     (lambda: aiops.Scheduler().status(), "not started"),
     (lambda: aiops.Server(DEAD).address, "not started"),
     (lambda: aiops.Server(DEAD).rank, "not started"),
+    (lambda: aiops.Scheduler(sock=5), "sock is 5; pass a TCP socket"),  # type: ignore[arg-type]
+    (lambda: aiops.Server(DEAD, sock="x"), "sock is 'x'; pass a"),  # type: ignore[arg-type]
+    (lambda: aiops.Scheduler("0.0.0.0:0", insecure="no"), "insecure is 'no'"),  # type: ignore[arg-type]
+    (lambda: aiops.Scheduler(van=5), "van is 5; pass one of aiops.van"),  # type: ignore[arg-type]
+    (lambda: aiops.connect(DEAD, history=5), "history is 5"),  # type: ignore[arg-type]
     (lambda: SGD(lr=10**400), "lr is 1000"),
     (lambda: PowerSGD(shapes=(3,)), r"shapes is \(3,\)"),  # type: ignore[arg-type]
     (lambda: PowerSGD(shapes=3), "shapes is 3"),  # type: ignore[arg-type]

@@ -273,8 +273,8 @@ async def test_proxies_may_share_a_line() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"window_bytes": 0}, "window_bytes is 0; at least 16384"),
-        ({"buffer_bytes": 0}, "buffer_bytes is 0; at least 1"),
+        ({"window_bytes": 0}, "window_bytes is 0; .* at least 16384"),
+        ({"buffer_bytes": 0}, "buffer_bytes is 0; .* at least 1"),
         ({"lines": (Line(Faults(), random.Random(0)),) * 2, "faults": Faults()}, "one of the two"),
     ],
 )

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from aiops.collective.shared.mapping import map_file
 from aiops.collective.shared.pages import Segment
 from aiops.errors import ConnectionLost, DialFailed, JoinTimeout
+from aiops.wording import shown
 
 __all__ = ["Doorbell", "ShareLink", "host_identity", "supported"]
 
@@ -194,7 +195,8 @@ class Doorbell:
         except OSError as error:
             link.close()
             raise DialFailed(
-                f"the process {name!r} of this host cannot be reached for shared memory: {error}",
+                f"the process {shown(name)} of this host cannot be reached for shared memory: "
+                f"{error}",
                 peer=name,
                 retryable=True,
             ) from error

@@ -5,12 +5,14 @@ Each rule is a function in a room of its own; the list here says which there are
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Final
 
+from aiops.errors import DataError
 from aiops.testing.history.barriers import leaving_of_barriers
 from aiops.testing.history.bounds import (
     bound_of_workers,
@@ -33,6 +35,7 @@ from aiops.testing.history.rounds import (
 from aiops.testing.history.run import Run, read_runs
 from aiops.testing.history.values import checkable, values_of_shards
 from aiops.testing.history.violation import Violation
+from aiops.wording import listed, shown
 
 __all__ = ["Verdict", "check", "verify"]
 
@@ -107,7 +110,7 @@ def _notes(run: Run) -> Iterator[str]:
     missing = run.missing()
     if missing:
         yield (
-            f"no history of {', '.join(missing)}: whether anything was applied that nobody has "
+            f"no history of {listed(missing)}: whether anything was applied that nobody has "
             "pushed was not checked, nor were values"
         )
     if not run.one_clock():
@@ -133,4 +136,7 @@ def verify(path: str | Path) -> list[Verdict]:
     DataError
         There is no history, or a file is not one.
     """
+    given: object = path
+    if not isinstance(given, str | os.PathLike):
+        raise DataError(f"verify: path is {shown(path)}; pass that of a history, or of a folder")
     return [check(run) for run in read_runs(Path(path))]

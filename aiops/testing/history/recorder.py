@@ -35,6 +35,7 @@ from aiops.testing.history.format import (
     encode,
     file_name,
 )
+from aiops.wording import shown
 from aiops_protocol.checksum import crc32c
 from aiops_protocol.codecs import Sparse, decode_values
 from aiops_protocol.control import TableOpened
@@ -104,8 +105,14 @@ class Recorder:
         *,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
+        given: object = folder
+        if not isinstance(given, str | os.PathLike):
+            raise ConfigError(f"Recorder: folder is {shown(folder)}; pass the path of a folder")
         self._folder = Path(folder)
-        self._values_of = frozenset(values)
+        names: object = values
+        if not isinstance(names, list | tuple | set | frozenset):
+            raise ConfigError(f"Recorder: values is {shown(values)}; pass a list of tables' names")
+        self._values_of = frozenset(map(str, values))
         self._now_ns = now_ns
         self._file = -1
         self._buffer = bytearray()

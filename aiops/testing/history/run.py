@@ -26,6 +26,7 @@ from aiops.testing.history.format import (
     PartEnded,
     decode,
 )
+from aiops.wording import shown
 
 __all__ = ["Operation", "Part", "Run", "WorkerHistory", "read_runs"]
 
@@ -214,7 +215,11 @@ def read_runs(path: Path) -> list[Run]:
     DataError
         There is none, or a file is not one; the message has file and line.
     """
-    if path.is_dir():
+    try:
+        is_folder = path.is_dir()
+    except OSError as error:  # a name that is too long
+        raise DataError(f"cannot read {shown(str(path))}: {error.strerror}") from error
+    if is_folder:
         files = sorted(path.glob("*.jsonl"))
         if not files:
             raise DataError(f"{path} has no history: no file *.jsonl is in it")
@@ -224,8 +229,9 @@ def read_runs(path: Path) -> list[Run]:
     for file in files:
         try:
             lines = file.read_bytes().split(b"\n")
-        except OSError as error:
-            raise DataError(f"cannot read {file}: {error.strerror}") from error
+        except (OSError, ValueError) as error:  # ValueError: a byte 0 in the name
+            why = getattr(error, "strerror", None) or error
+            raise DataError(f"cannot read {shown(str(file))}: {why}") from error
         worker = build(file, _events(file, lines))
         jobs.setdefault(worker.header.job, []).append(worker)
     return [assemble(job, workers) for job, workers in jobs.items()]

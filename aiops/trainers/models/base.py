@@ -21,6 +21,9 @@ from aiops_protocol.payload import Float32Array
 # hidden units) whatever the size of the data.
 EVALUATION_ROWS: Final = 4096
 
+WIDTH_MAX: Final = 2**31
+"""Units of a layer; two such layers have more weights than any memory holds."""
+
 
 class Model(ABC):
     """A model to train.
@@ -30,6 +33,9 @@ class Model(ABC):
     """
 
     name: ClassVar[str]
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} size={self.size}>"
 
     @property
     @abstractmethod

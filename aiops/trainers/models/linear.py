@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from aiops.trainers.models.base import Model
+from aiops.optim.settings import number, whole
+from aiops.trainers.models.base import WIDTH_MAX, Model
 from aiops_protocol.payload import Float32Array
 
 
@@ -28,8 +29,8 @@ class Linear(Model):
     name: ClassVar[str] = "linear"
 
     def __init__(self, features: int, target_scale: float = 1.0) -> None:
-        self.features = features
-        self.target_scale = target_scale
+        self.features = whole(self.name, "features", features, at_least=1, at_most=WIDTH_MAX)
+        self.target_scale = number(self.name, "target_scale", target_scale, above=0.0)
 
     @property
     def size(self) -> int:

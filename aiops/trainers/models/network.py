@@ -12,7 +12,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from aiops.trainers.models.base import Model
+from aiops.errors import ConfigError
+from aiops.optim.settings import whole
+from aiops.trainers.models.base import WIDTH_MAX, Model
+from aiops.wording import shown
 from aiops_protocol.payload import Float32Array
 
 
@@ -32,7 +35,15 @@ class Mlp(Model):
     name: ClassVar[str] = "mlp"
 
     def __init__(self, features: int, classes: int, hidden: Sequence[int] = (256, 128)) -> None:
-        self.widths = (features, *hidden, classes)
+        units: object = hidden
+        if not isinstance(units, tuple | list):
+            raise ConfigError(f"{self.name}: hidden is {shown(hidden)}; pass a tuple such as (64,)")
+        given = {"features": (features,), "hidden": units, "classes": (classes,)}
+        self.widths = tuple(
+            whole(self.name, name, width, at_least=1, at_most=WIDTH_MAX)
+            for name, widths in given.items()
+            for width in widths
+        )
         self._shapes: list[tuple[int, ...]] = []
         for fan_in, fan_out in pairwise(self.widths):
             self._shapes += [(fan_in, fan_out), (fan_out,)]

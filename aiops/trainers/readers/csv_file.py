@@ -16,6 +16,7 @@ import numpy as np
 
 from aiops.errors import DataError
 from aiops.trainers.readers.rows import Rows, check_size, unreadable
+from aiops.wording import shown
 
 # Columns that are taken for the target when none is named; otherwise it is the last one.
 TARGET_NAMES: Final = frozenset({"target", "label", "labels", "class", "y"})
@@ -135,7 +136,7 @@ def _target_column(path: Path, header: Sequence[str], width: int, target: str | 
         return _named(header) if header else width - 1
     if isinstance(target, str) and header.count(target) > 1:
         raise DataError(
-            f"{path}: {header.count(target)} columns are called {target!r}; use a number"
+            f"{path}: {header.count(target)} columns are called {shown(target)}; use a number"
         )
     if isinstance(target, str) and target in header:
         return header.index(target)
@@ -144,7 +145,8 @@ def _target_column(path: Path, header: Sequence[str], width: int, target: str | 
         return index % width
     known = f"its columns are {', '.join(map(repr, header[:20]))}" if header else "it has no header"
     raise DataError(
-        f"{path}: no target column {target!r}; {known}; a number from 0 to {width - 1} works too"
+        f"{path}: no target column {shown(target)}; {known}; a number from 0 to {width - 1} works "
+        "too"
     )
 
 

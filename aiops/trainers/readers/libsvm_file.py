@@ -15,6 +15,7 @@ import numpy as np
 
 from aiops.errors import DataError
 from aiops.trainers.readers.rows import Rows, check_size, unreadable
+from aiops.wording import shown
 
 # A row of 65,536 float32 is 256 KiB, already far more than a dense model wants per example; one
 # hostile index must not decide how much memory is taken.
@@ -40,8 +41,8 @@ def read_libsvm(path: Path, target: str | int | None = None) -> Rows:
     """
     if target is not None:
         raise DataError(
-            f"{path}: a target column ({target!r}) cannot be chosen in a libsvm file, whose lines "
-            "begin with the label; leave the target out"
+            f"{path}: a target column ({shown(target)}) cannot be chosen in a libsvm file, whose "
+            "lines begin with the label; leave the target out"
         )
     labels, lines = array("d"), array("q")
     rows, indices, values = array("q"), array("q"), array("d")

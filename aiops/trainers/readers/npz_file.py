@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from aiops.errors import DataError
 from aiops.trainers.readers.rows import VALUES_MAX, Rows, check_size, unreadable
+from aiops.wording import shown
 
 FEATURE_NAMES: Final = ("x", "X", "features", "data")
 TARGET_NAMES: Final = ("y", "target", "targets", "label", "labels")
@@ -76,6 +77,9 @@ def array_rows(source: Path | str, features: Array, target: Array) -> Rows:
     DataError
         Not arrays of numbers, shapes that do not fit, or numbers that cannot be trained on.
     """
+    for what, given in (("feature", features), ("target", target)):
+        if not isinstance(given, np.ndarray):
+            raise DataError(f"{source}: the {what} array is {shown(given)}; pass a numpy array")
     _check_numbers(f"{source}: the feature array", features.dtype)
     _check_numbers(f"{source}: the target array", target.dtype)
     if features.ndim < 1 or len(features) != target.size or target.ndim not in (1, 2):

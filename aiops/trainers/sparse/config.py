@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from aiops.checks import is_one_of
 from aiops.consistency import consistency_from
 from aiops.errors import ConfigError
 from aiops.optim import FTRL, Adagrad, Optimizer
-from aiops.trainers.sparse.models import FactorizationMachine, Logistic, SparseModel
+from aiops.trainers.sparse.models import FACTORS_MAX, FactorizationMachine, Logistic, SparseModel
+from aiops.wording import shown
 
 __all__ = ["SPARSE_MODELS", "SparseConfig"]
 
@@ -63,16 +65,16 @@ class SparseConfig:
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        if self.model not in SPARSE_MODELS:
-            raise ConfigError(f"model is {self.model!r}; there is {', '.join(SPARSE_MODELS)}")
-        if self.epochs < 1 or self.batch_size < 1 or not 1 <= self.factors <= 1024:
+        if not is_one_of(self.model, SPARSE_MODELS):
+            raise ConfigError(f"model is {shown(self.model)}; there is {', '.join(SPARSE_MODELS)}")
+        if self.epochs < 1 or self.batch_size < 1 or not 1 <= self.factors <= FACTORS_MAX:
             raise ConfigError("epochs and batch_size are 1 or more, factors 1 to 1024")
         optimizer = self.optimizer or SPARSE_MODELS[self.model]
         object.__setattr__(self, "optimizer", optimizer)
         if optimizer not in ("ftrl", "adagrad") or (self.model, optimizer) == ("fm", "ftrl"):
             raise ConfigError(
-                f"optimizer {optimizer!r} for {self.model}; logistic takes ftrl or adagrad, fm "
-                "adagrad"
+                f"optimizer {shown(optimizer)} for {self.model}; logistic takes ftrl or adagrad, "
+                "fm adagrad"
             )
         if optimizer != "ftrl" and (self.l1 is not None or self.l2 is not None):
             raise ConfigError("l1 and l2 are only for ftrl")

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aiops.init import Constant, Initializer, Normal
+from aiops.optim.settings import whole
 from aiops.trainers.sparse.stream import Batch
 from aiops_protocol.payload import Float32Array
 
 __all__ = ["FactorizationMachine", "Logistic", "SparseModel"]
+
+
+FACTORS_MAX: Final = 1024
+"""Longer vectors are more than a row of a sparse table has."""
 
 
 class SparseModel(ABC):
@@ -19,6 +25,9 @@ class SparseModel(ABC):
 
     width: int
     init: Initializer
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} width={self.width}>"
 
     @abstractmethod
     def scores(self, weights: Float32Array, batch: Batch) -> Float32Array:
@@ -69,7 +78,7 @@ class FactorizationMachine(SparseModel):
     """
 
     def __init__(self, factors: int = 8, seed: int = 0) -> None:
-        self.width = 1 + factors
+        self.width = 1 + whole("fm", "factors", factors, at_least=1, at_most=FACTORS_MAX)
         self.init = Normal(std=0.01, seed=seed)
 
     def scores(self, weights: Float32Array, batch: Batch) -> Float32Array:
