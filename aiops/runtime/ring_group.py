@@ -21,10 +21,7 @@ from aiops.runtime.ring_peer import RingPeer
 from aiops.van.base import Van
 from aiops.van.link import Link
 from aiops_protocol.frames import Frame, RingBegin, RingConfirm, RingFrame, RingPiece
-from aiops_protocol.limits import (
-    OPERATIONS_AHEAD_MAX,
-    TEXT_BYTES_MAX,
-)
+from aiops_protocol.limits import OPERATIONS_AHEAD_MAX, TEXT_BYTES_MAX
 from aiops_protocol.ring_control import RingFormed, RingHalt, RingHalted, RingVerdict
 
 __all__ = ["RingGroup"]
@@ -154,12 +151,18 @@ class RingGroup:
         return sorted((neighbours | exchanging) - {self.index})
 
     def cancel(self, call: RingCall) -> None:
-        """Give a call up; if this member has confirmed it, the others may yet have its result."""
+        """Give a call up; if this member has confirmed it, the others may yet have its result.
+
+        Afterwards nothing looks at the memory of the call any more.
+        """
         if call.future.done() and not call.future.cancelled():
             return
         call.renounce()
         if not call.confirmation.started:
             self.stop("cancelled", f"{self.me} has cancelled {call_name(self.name, call)}")
+            return
+        for index in call.work.plan.peers:
+            self.peers[index].own()
 
     # --- pieces ---
 
@@ -265,10 +268,7 @@ class RingGroup:
             return None  # `peer_frame` says so
 
     def _find(self, number: int) -> RingCall | None:
-        for call in self._calls:
-            if call.number == number:
-                return call
-        return None
+        return next((call for call in self._calls if call.number == number), None)
 
     def peer_frame(self, peer: RingPeer, frame: RingFrame) -> None:
         """Take a frame of another member."""

@@ -120,8 +120,12 @@ class HostsRingGroup(MeetingRingGroup):
         parts: list[tuple[Span, Array]] = []
 
         def commit() -> None:
+            # A mean is divided here: pieces of the sum may still wait in a connection.
             for span, values in parts:
-                flat[slice(*span)] = values
+                if call.op == "mean":
+                    np.divide(values, values.dtype.type(self.size), out=flat[slice(*span)])
+                else:
+                    flat[slice(*span)] = values
 
         reduce = REDUCTIONS[call.op]
         plan = self._plan(results.size)
@@ -131,8 +135,6 @@ class HostsRingGroup(MeetingRingGroup):
         self._begin_in_turn(flight)
         await exchanged
         if not flight.future.done():
-            if call.op == "mean":
-                np.divide(results, results.dtype.type(self.size), out=results)
             parts += await part.complete(call, flat)
             self._whole = True
             self._advance()

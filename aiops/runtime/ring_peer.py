@@ -223,6 +223,12 @@ class RingPeer:
         for lane in self.lanes[1:]:
             lane.send(begin)
 
+    def own(self) -> None:
+        """Copy the pieces that wait in all lanes: their memory is wanted back."""
+        for lane in self.lanes:
+            if lane.link is not None:
+                lane.link.stream.own()
+
     # --- ending ---
 
     def close(self) -> None:
