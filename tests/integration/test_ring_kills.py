@@ -49,6 +49,21 @@ async def test_a_member_that_dies_in_any_phase_ends_the_call_and_the_rest_go_on(
         await job.finish()
 
 
+@pytest.mark.parametrize("transport", PHASES)
+async def test_half_of_a_ring_dies_at_once(transport: str) -> None:
+    """Over hosts these two are all of a host, and those that are left are alone on theirs."""
+    async with job_of(4, transport) as job:
+        generation = await job.formed(4)
+        killed = [job.kill("worker-1"), job.kill("worker-3")]
+        await asyncio.gather(*killed)
+        await job.formed(2, generation)
+        for member in job.members.values():
+            assert member.last["abort"]["cause"] == "lost"
+            assert set(member.last["abort"]["lost"]) <= {1, 3}
+            await reaches(member, "call", generation + 1)
+        await job.finish()
+
+
 def shared_names() -> set[str]:
     """Names of shared memory; semaphores are those of other programs."""
     return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")}
