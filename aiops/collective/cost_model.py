@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -274,7 +273,6 @@ def predict_in_process(
     )
 
 
-@lru_cache(1024)
 def choose(
     kind: str,
     world_size: int,

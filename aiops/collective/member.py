@@ -44,6 +44,9 @@ BUCKET_BYTES: Final = 32 * 1024 * 1024
 (0.1 ms in 10 ms over loopback), and larger buckets would only take more memory."""
 
 
+CHOICES_MAX: Final = 1024
+"""Sizes of arrays for which an algorithm is remembered."""
+
 _FLOAT32: Final = np.dtype(np.float32)
 
 EXPLAINED: Final = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
@@ -87,6 +90,7 @@ class Member(ABC):
         self.rank = rank
         self.world_size = world_size
         self._last: asyncio.Future[None] | None = None
+        self._choices: dict[tuple[str, int, int], Algorithm] = {}  # what "auto" has come to
 
     # --- what a body must do ---
 
@@ -104,6 +108,16 @@ class Member(ABC):
     @abstractmethod
     def _choose(self, kind: str, count: int, item_bytes: int) -> Algorithm:
         """Settle "auto"; the same on every member."""
+
+    def _chosen(self, kind: str, count: int, item_bytes: int) -> Algorithm:
+        """Settle "auto" once for each size: the same calls are made in every step."""
+        key = kind, count, item_bytes
+        known = self._choices.get(key)
+        if known is None:
+            if len(self._choices) >= CHOICES_MAX:
+                self._choices.clear()
+            known = self._choices[key] = self._choose(kind, count, item_bytes)
+        return known
 
     def _groups(self) -> tuple[tuple[int, ...], ...] | None:
         """Return which ranks share a host, if that is known."""
@@ -354,7 +368,7 @@ class Member(ABC):
         count = sum(array.size for array in arrays) if count is None else count
         dtype = arrays[0].dtype if arrays else _FLOAT32
         if algorithm == "auto":
-            algorithm = self._choose(kind, count, dtype.itemsize)
+            algorithm = self._chosen(kind, count, dtype.itemsize)
         shapes = tuple(array.shape for array in arrays)
         call = Call(kind, count, shapes, NAMES[dtype], algorithm=algorithm, **more)
         try:

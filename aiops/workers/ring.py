@@ -187,6 +187,7 @@ class Ring(Member):
         self.rank, self.world_size = self._group.index, self._group.size
         self._knows_mismatch = False
         self._known.clear()
+        self._choices.clear()
         self._hosts = self._by_host()
         self._order = self._neighbours_first()
 
@@ -201,6 +202,7 @@ class Ring(Member):
             try:
                 self._network = await measured_network(self, self._group, self._call_timeout_s)
                 self._order = self._network.order
+                self._choices.clear()
                 if isinstance(self._group, HostsRingGroup):
                     self._group.arrange(self._order)
                 return
