@@ -189,7 +189,7 @@ def median(results: list[Any], *path: str) -> float:
         for key in path:
             value = value[key]
         values.append(value)
-    return statistics.median(values)
+    return float(statistics.median(values))
 
 
 async def order() -> None:

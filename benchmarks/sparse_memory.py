@@ -17,6 +17,7 @@ from pathlib import Path
 from time import perf_counter
 
 import numpy as np
+from numpy.typing import NDArray
 
 import aiops
 from aiops import ASP
@@ -55,16 +56,20 @@ async def fill(scheduler: str, servers: list[int], before: int, count: int, opti
         )
         started_at = perf_counter()
         for first in range(0, count, KEYS_PER_PUSH):
-            keys = np.arange(first, min(first + KEYS_PER_PUSH, count))
-            # A multiplication by an odd number is a permutation of all 64-bit words.
-            spread = keys.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-            await table.push(spread, np.ones((keys.size, WIDTH), np.float32))
+            keys = spread(first, min(first + KEYS_PER_PUSH, count))
+            await table.push(keys, np.ones((keys.size, WIDTH), np.float32))
             if first // KEYS_PER_PUSH % 10 == 0:
                 print(f"{first + keys.size:,} keys", file=sys.stderr)
         seconds = perf_counter() - started_at
-        assert (await table.pull(spread[:1000]))[0, 0] != 0
+        assert (await table.pull(spread(0, min(1000, count))))[0, 0] != 0
         print(f"{count:,} new rows in {seconds:.1f} s, {count / seconds / 1e6:.2f} million/s")
         report(servers, before, count, optimizer)
+
+
+def spread(first: int, end: int) -> NDArray[np.uint64]:
+    """Return other keys for each range of numbers, anywhere among all words."""
+    # A multiplication by an odd number is a permutation of all 64-bit words.
+    return np.arange(first, end).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
 
 
 def main() -> None:

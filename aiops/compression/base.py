@@ -56,16 +56,27 @@ class Codec(ABC):
     argument: ClassVar[str] = ""
     """The field that a spelling gives without its name: `top-k:0.01`."""
 
-    lossless: ClassVar[bool] = False
-    """Whether every bit arrives."""
+    # What holds for all of a class, it gives as `ClassVar`; a codec around others asks them.
 
-    feedback: ClassVar[Feedback] = "needed"
-    """`needed`: what is lost has a direction, so that it must be added to the next vector
-    (`ErrorFeedback` does that). `none`: it averages out, or nothing is lost. `own`: the codec
-    keeps what it has not sent in its state."""
+    @property
+    def lossless(self) -> bool:
+        """Whether every bit arrives."""
+        return False
 
-    elementwise: ClassVar[tuple[str, ...]] = ()
-    """Names of float32 arrays in the state that have one number for each element of the table."""
+    @property
+    def feedback(self) -> Feedback:
+        """What is to be done about what is lost.
+
+        `needed`: it has a direction, so that it must be added to the next vector
+        (`ErrorFeedback` does that). `none`: it averages out, or nothing is lost. `own`: the codec
+        keeps what it has not sent in its state.
+        """
+        return "needed"
+
+    @property
+    def elementwise(self) -> tuple[str, ...]:
+        """Names of arrays in the state that have one float32 for each element of the table."""
+        return ()
 
     @property
     def piece_elements(self) -> int:

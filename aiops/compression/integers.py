@@ -39,7 +39,7 @@ class _Integers(Blockwise):
         object.__setattr__(self, "stochastic", stochastic)
 
     @property
-    def feedback(self) -> Feedback:  # type: ignore[override]  # a constant elsewhere
+    def feedback(self) -> Feedback:
         """Rounding by chance averages out."""
         return "none" if self.stochastic else "needed"
 

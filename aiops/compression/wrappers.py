@@ -1,13 +1,13 @@
 """Codecs around codecs: error feedback, none of it, and one after the other.
 
-What `Codec` declares as constants of a class (`feedback`, `lossless`, `elementwise`) depends on the
-codecs inside here, so these are properties; the type checker is told so at each.
+What elsewhere is a constant of a class (`feedback`, `lossless`, `elementwise`) depends on the
+codecs inside here.
 """
 
 from __future__ import annotations
 
 from math import isfinite
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -35,12 +35,12 @@ class _Wrapper(Codec):
         self.codec = codec
 
     @property
-    def lossless(self) -> bool:  # type: ignore[override]  # that of the other one
+    def lossless(self) -> bool:
         """Whether every bit arrives."""
         return self.codec.lossless
 
     @property
-    def elementwise(self) -> tuple[str, ...]:  # type: ignore[override]  # that of the other one
+    def elementwise(self) -> tuple[str, ...]:
         """Names of arrays in the state with a number for each element."""
         return self.codec.elementwise
 
@@ -90,10 +90,10 @@ class ErrorFeedback(_Wrapper):
 
     __slots__ = ()
     name = "feedback"
-    feedback: Feedback = "own"  # type: ignore[misc]  # the wrapper does it
+    feedback: ClassVar[Feedback] = "own"
 
     @property
-    def elementwise(self) -> tuple[str, ...]:  # type: ignore[override]  # and the residual
+    def elementwise(self) -> tuple[str, ...]:
         """Names of arrays in the state with a number for each element."""
         return ("residual", *self.codec.elementwise)
 
@@ -148,7 +148,7 @@ class NoFeedback(_Wrapper):
 
     __slots__ = ()
     name = "no-feedback"
-    feedback: Feedback = "none"  # type: ignore[misc]  # that is the point
+    feedback: ClassVar[Feedback] = "none"
 
     def __init__(self, codec: Codec) -> None:
         super().__init__(codec)
@@ -187,18 +187,18 @@ class Chain(Codec):
         self.encode(np.arange(4, dtype=np.float32), probe, 0)  # a wrong order is told now
 
     @property
-    def feedback(self) -> Feedback:  # type: ignore[override]  # that of its parts
+    def feedback(self) -> Feedback:
         """Whether any of them loses what does not average out."""
         kinds = {codec.feedback for codec in self.codecs}
         return "own" if "own" in kinds else "needed" if "needed" in kinds else "none"
 
     @property
-    def lossless(self) -> bool:  # type: ignore[override]  # that of its parts
+    def lossless(self) -> bool:
         """Whether every bit arrives."""
         return all(codec.lossless for codec in self.codecs)
 
     @property
-    def elementwise(self) -> tuple[str, ...]:  # type: ignore[override]  # that of the first
+    def elementwise(self) -> tuple[str, ...]:
         """Names of arrays in the state with a number for each element."""
         return self.codecs[0].elementwise
 
