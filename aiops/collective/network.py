@@ -7,7 +7,7 @@ and is as slow as the slowest of them; that is the `Link` with which the cost mo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cached_property, lru_cache
 from typing import Any, Final
 
@@ -45,7 +45,6 @@ class Network:
         self.alpha_s, self.beta_s_per_byte = alpha_s, beta_s_per_byte
         self.order = ring_order(1.0 / beta_s_per_byte)
         self._links: dict[tuple[str, Algorithm], Link] = {}
-        self._costs: dict[tuple[str, Groups | None], Callable[[Algorithm], Link]] = {}
 
     @cached_property
     def size(self) -> int:
@@ -71,17 +70,13 @@ class Network:
         kind, size_bytes, hosts
             As for `aiops.collective.cost_model.choose`.
         """
-        # The same function for the same call, so that choices are remembered.
-        costs = self._costs.get((kind, hosts))
-        if costs is None:
 
-            def costs(algorithm: Algorithm) -> Link:
-                if algorithm == "hierarchical" and hosts is not None:
-                    return self._between(hosts)
-                return self.link(kind, algorithm)
+        def link(algorithm: Algorithm) -> Link:
+            if algorithm == "hierarchical" and hosts is not None:
+                return self._between(hosts)
+            return self.link(kind, algorithm)
 
-            self._costs[kind, hosts] = costs
-        return choose(kind, self.size, size_bytes, costs, hosts=hosts)
+        return choose(kind, self.size, size_bytes, link, hosts=hosts)
 
     def _between(self, hosts: Groups) -> Link:
         """Return what the slowest of the links between different hosts costs."""

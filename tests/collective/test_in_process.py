@@ -373,3 +373,21 @@ def test_the_reason_for_an_algorithm_can_be_printed() -> None:
     choice = InProcessRing(4).member(0).explain("all_reduce", 16)
     assert choice.algorithm == "chain"
     assert str(choice).startswith("all_reduce of 64 bytes over 4 ranks: chain, for it is predicted")
+
+
+async def test_auto_is_settled_once_for_each_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As calls of a training are the same in every step; what is remembered has a limit."""
+    asked: list[int] = []
+    choose = InProcessMember._choose
+
+    def counted(member: InProcessMember, kind: str, count: int, item_bytes: int) -> Algorithm:
+        asked.append(count)
+        return choose(member, kind, count, item_bytes)
+
+    monkeypatch.setattr(InProcessMember, "_choose", counted)
+    monkeypatch.setattr("aiops.collective.member.CHOICES_MAX", 2)
+    member = InProcessRing(1).member(0)
+    for count in (3, 3, 4, 3, 5, 3):
+        await member.all_reduce(np.ones(count, np.float32))
+        assert len(member._choices) <= 2
+    assert asked == [3, 4, 5, 3]

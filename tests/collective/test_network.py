@@ -84,13 +84,6 @@ def test_equal_links_are_chosen_for_like_one() -> None:
     assert network.link("broadcast", "tree") == choice.link
 
 
-def test_a_choice_is_remembered() -> None:
-    """As calls of a training are the same in every step."""
-    network, other = one_slow(0, 1), one_slow(0, 3)
-    assert network.choose("all_reduce", 1000) is network.choose("all_reduce", 1000)
-    assert other.choose("all_reduce", 1000) is not network.choose("all_reduce", 1000)
-
-
 def test_between_hosts_only_links_between_hosts_count() -> None:
     """A slow pair on one host, whose members share memory, is no matter there."""
     hosts = ((0, 1), (2, 3))
