@@ -13,11 +13,29 @@ from typing import Final, NamedTuple
 
 from aiops.collective.steps import Combine, Schedule, Span
 
-__all__ = ["PIECE_ELEMENTS", "Plan", "ReceivePiece", "SendPiece", "make_plan"]
+__all__ = ["PIECE_ELEMENTS", "Plan", "ReceivePiece", "SendPiece", "make_plan", "piece_elements"]
 
 PIECE_ELEMENTS: Final = 128 * 1024
-"""512 KiB of float32: long against the cost of a frame (20 us), short enough to be summed while it
-is in the cache and to keep the next member busy early."""
+"""512 KiB of float32: long against the cost of a frame, short enough to be summed while it is in
+the cache and to keep the next member busy early."""
+
+LONGER: Final = 4
+"""How many times longer the pieces of long messages are at the most: 4 MiB of float64, the largest
+payload. A frame takes 70 us of Python between two streams of data that empty the cache."""
+
+PIECES_PER_MESSAGE: Final = 4
+"""So many at least before pieces get longer: the members work at the same time."""
+
+
+def piece_elements(message_elements: int, least: int = PIECE_ELEMENTS) -> int:
+    """Return how long the pieces of a message are: `least`, or two or four times that.
+
+    It depends on nothing but the message, because both ends have to agree.
+    """
+    size = least
+    while size < LONGER * least and message_elements >= 2 * size * PIECES_PER_MESSAGE:
+        size *= 2
+    return size
 
 
 class SendPiece(NamedTuple):
@@ -116,8 +134,8 @@ class _Latest:
 class _Builder:
     """Takes the steps of a schedule in order."""
 
-    def __init__(self, piece_elements: int, *, copied: bool) -> None:
-        self._size = piece_elements
+    def __init__(self, least: int, *, copied: bool) -> None:
+        self._least = least
         self._copied = copied
         self.mixed = False  # some piece needs parts of the caller's array and of the working one
         self.sends: list[SendPiece] = []
@@ -147,8 +165,9 @@ class _Builder:
                 self._receive(receive.peer, message, begin, end, combine)
 
     def _cut(self, begin: int, end: int) -> Iterator[Span]:
-        for low in range(begin, end, self._size):
-            yield Span(low, min(low + self._size, end))
+        size = piece_elements(end - begin, self._least)
+        for low in range(begin, end, size):
+            yield Span(low, min(low + size, end))
 
     def _sources(self, begin: int, end: int) -> tuple[bool, list[int]]:
         """Return whether these elements are in the working array, and who put them there."""
@@ -185,15 +204,15 @@ class _Builder:
 
 
 @lru_cache(256)
-def make_plan(schedule: Schedule, piece_elements: int = PIECE_ELEMENTS) -> Plan:
-    """Cut the messages of a schedule into pieces.
+def make_plan(schedule: Schedule, least: int = PIECE_ELEMENTS) -> Plan:
+    """Cut the messages of a schedule into pieces, of `least` elements or more.
 
-    Both ends of a message cut it in the same way. A piece is sent on when the pieces that it was
-    made of have come, whatever else of their messages is still on its way.
+    Both ends of a message cut it in the same way (`piece_elements`). A piece is sent on when the
+    pieces that it was made of have come, whatever else of their messages is still on its way.
     """
-    builder = _built(schedule, piece_elements, copied=False)
+    builder = _built(schedule, least, copied=False)
     if builder.mixed:
-        builder = _built(schedule, piece_elements, copied=True)
+        builder = _built(schedule, least, copied=True)
     after_send: list[list[int]] = [[] for _ in builder.sends]
     after_receive: list[tuple[list[int], list[int]]] = [([], []) for _ in builder.receives]
     for number, writers in enumerate(builder.send_after):
@@ -220,8 +239,8 @@ def make_plan(schedule: Schedule, piece_elements: int = PIECE_ELEMENTS) -> Plan:
     )
 
 
-def _built(schedule: Schedule, piece_elements: int, *, copied: bool) -> _Builder:
-    builder = _Builder(piece_elements, copied=copied)
+def _built(schedule: Schedule, least: int, *, copied: bool) -> _Builder:
+    builder = _Builder(least, copied=copied)
     for index in range(len(schedule)):
         builder.step(index, schedule)
     return builder

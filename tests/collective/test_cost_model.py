@@ -22,7 +22,7 @@ from aiops.collective.cost_model import (
     predict_in_process,
 )
 from aiops.collective.counts import all_reduce_counts
-from aiops.collective.plan import PIECE_ELEMENTS, SendPiece, make_plan
+from aiops.collective.plan import SendPiece, make_plan, piece_elements
 from aiops.collective.schedule import Algorithm
 from aiops.collective.steps import Combine, Schedule, Span
 
@@ -170,7 +170,7 @@ class _Emulated:
 
     def receive(self, sender: int, piece: SendPiece, now: float) -> None:
         first, low, high = self.plan.messages[sender, piece.message]
-        place = (piece.begin - low) // max(1, min(PIECE_ELEMENTS, high - low))
+        place = (piece.begin - low) // max(1, min(piece_elements(high - low), high - low))
         self.held.add(first + place)
         if not self.receives[first + place]:
             self._combine(first + place, now)

@@ -118,7 +118,7 @@ def at_step(cell: Cell, strike: Callable[[], object]) -> Iterator[list[int]]:
 
     with (
         mock.patch.object(RingGroup, "peer_frame", counting),
-        mock.patch.object(aiops.workers.ring, "make_plan", partial(make_plan, piece_elements=5)),
+        mock.patch.object(aiops.workers.ring, "make_plan", partial(make_plan, least=5)),
     ):
         yield taken
 
