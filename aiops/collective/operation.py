@@ -8,6 +8,7 @@ received straight into its place there, combined while it is in the cache, and s
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -17,11 +18,12 @@ from aiops.collective.plan import Plan, SendPiece
 from aiops.collective.steps import Combine
 from aiops.compression import Codec
 from aiops_protocol import frames
+from aiops_protocol.checksum import crc32c
 from aiops_protocol.codecs import Sparse, Wire, decode_values
 from aiops_protocol.errors import MalformedFrame
 from aiops_protocol.payload import Buffer
 
-__all__ = ["WORD_BYTES", "Confirmation", "Operation", "UnexpectedPiece"]
+__all__ = ["WORD_BYTES", "Checksum", "Confirmation", "Operation", "UnexpectedPiece"]
 
 WORD_BYTES: Final = 4
 """What peers count in: a float32 is one word, a float64 two."""
@@ -29,7 +31,11 @@ WORD_BYTES: Final = 4
 
 RAW: Final = frames.Codec.RAW
 
+BLOCK_BYTES: Final = 256 * 1024
+"""So much is combined at a time and then checked, while it is in the cache."""
+
 Array: TypeAlias = NDArray[Any]
+Checksum: TypeAlias = Callable[[], int | None]
 
 
 class UnexpectedPiece(Exception):
@@ -60,6 +66,7 @@ class Operation:
     """
 
     __slots__ = (
+        "_checksums",
         "_codec",
         "_finished",
         "_held",
@@ -98,6 +105,7 @@ class Operation:
         self._landing = {} if landing is None else landing
         self._codec = codec
         self._finished: dict[tuple[int, int], Wire] = {}  # pieces in the form in which they travel
+        self._checksums: dict[int, int] = {}  # of payloads of sends
         self._placed: set[int] = set()  # receives that come straight into the working array
         self._held: dict[int, Array | None] = {}  # came before its turn
         self._ready: dict[int, deque[int]] = {peer: deque() for peer in plan.peers}
@@ -147,6 +155,7 @@ class Operation:
         payload: Buffer,
         codec: int = RAW,
         parameter: int = 0,
+        checksum: Checksum | None = None,
     ) -> None:
         """Take a piece; sends that waited for it become ready.
 
@@ -160,6 +169,8 @@ class Operation:
             Their bytes; what `destination` gave, if it gave anything.
         codec, parameter
             In which form they are.
+        checksum
+            Returns that of the payload, if it is known; called before this returns, or never.
 
         What comes before its turn is copied, unless it is in its place already.
 
@@ -180,7 +191,7 @@ class Operation:
         if self._receive_waits[number]:
             self._held[number] = None if values is None else values.copy()
         else:
-            self._apply(number, values)
+            self._apply(number, values, checksum)
 
     def _decoded(self, number: int, wire: Wire, count: int) -> Array:
         if self._codec is None:
@@ -209,15 +220,26 @@ class Operation:
                 return number
         raise UnexpectedPiece(f"no {count} words from {begin} in message {message} of {peer}")
 
-    def _apply(self, number: int, values: Array | None) -> None:
+    def _apply(
+        self,
+        number: int,
+        values: Array | None,
+        checksum: Checksum | None = None,
+    ) -> None:
         """Combine a piece whose turn it is, and whatever was held back for it."""
         waiting = [(number, values)]
         while waiting:
             number, values = waiting.pop()
-            self._combine(number, values)
+            sends, receives = self.plan.after_receive[number]
+            passed_on = [send for send in sends if self._passes_on(send, number)]
+            known = self._combine(number, values, checked=bool(passed_on))
+            if checksum is not None and passed_on and known is None:
+                known = checksum()
+            checksum = None  # what was held back has none
+            if known is not None:
+                self._checksums.update(dict.fromkeys(passed_on, known))
             self._receive_waits[number] = -1
             self._open -= 1
-            sends, receives = self.plan.after_receive[number]
             for send in sends:
                 self._send_waits[send] -= 1
                 if not self._send_waits[send]:
@@ -232,21 +254,41 @@ class Operation:
                 released.append((number, self._held.pop(number)))
         return released
 
-    def _combine(self, number: int, values: Array | None) -> None:
+    def _passes_on(self, send: int, receive: int) -> bool:
+        """Whether a send carries the elements of a receive as they are after it."""
+        out, into = self.plan.sends[send], self.plan.receives[receive]
+        return self._codec is None and (out.begin, out.end) == (into.begin, into.end)
+
+    def _combine(self, number: int, values: Array | None, *, checked: bool) -> int | None:
+        """Combine a piece; return the checksum of the result if it was asked for and computed."""
         piece = self.plan.receives[number]
         begin, end = piece.begin, piece.end
         target = self._work[begin:end]
         if piece.combine is Combine.REPLACE:
             if values is not None:
                 target[:] = values
-            return
+            return None
         own = target if piece.own_in_work else self._source[begin:end]
         incoming = target if values is None else values
         first = piece.combine is Combine.INCOMING_FIRST
+        one, two = (incoming, own) if first else (own, incoming)
         with np.errstate(all="ignore"):  # infinity less infinity is NaN, and travels on
-            self._reduce(*((incoming, own) if first else (own, incoming)), out=target)
+            if not checked:
+                self._reduce(one, two, out=target)
+                return None
+            checksum = 0
+            step = BLOCK_BYTES // self._item_bytes
+            for low in range(0, end - begin, step):
+                block = target[low : low + step]
+                self._reduce(one[low : low + step], two[low : low + step], out=block)
+                checksum = crc32c(block.data, checksum)
+            return checksum
 
     # --- out ---
+
+    def ready(self) -> list[int]:
+        """Return the peers for which a piece is ready."""
+        return [peer for peer, numbers in self._ready.items() if numbers]
 
     def next_send(self, peer: int) -> tuple[int, SendPiece] | None:
         """Return the next piece for this peer, if one is ready; `sent` removes it."""
@@ -272,6 +314,10 @@ class Operation:
             values[:] = encoded.dense()
             self._finished[span] = encoded.whole()
         return encoded.whole()
+
+    def checksum(self, number: int) -> int | None:
+        """Return the checksum of what a send carries, if it is known."""
+        return self._checksums.get(number)
 
     def payload(self, piece: SendPiece) -> memoryview:
         """Return the bytes of a piece as they are."""

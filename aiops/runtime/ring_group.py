@@ -11,7 +11,7 @@ import asyncio
 from collections import deque
 from typing import Final
 
-from aiops.collective.operation import UnexpectedPiece
+from aiops.collective.operation import Checksum, UnexpectedPiece
 from aiops.errors import AiopsError, PeerMisbehaved
 from aiops.runtime.postoffice import Postoffice
 from aiops.runtime.ring_call import RingCall, RingWork
@@ -169,9 +169,9 @@ class RingGroup:
     def _pump(self, call: RingCall) -> None:
         sending = True
         while sending:  # what is sent may have held back something for another member
-            lanes = [lane for index in call.work.plan.peers for lane in self.peers[index].lanes]
-            sent = [self._pump_peer(call, lane) for lane in lanes]
-            sending = len(sent) > 1 and any(sent)
+            ready = call.operation.ready()
+            lanes = [lane for index in ready for lane in self.peers[index].lanes]
+            sending = sum(self._pump_peer(call, lane) for lane in lanes) > 0
 
     def _pump_peer(self, call: RingCall, peer: RingPeer, before: RingBegin | None = None) -> bool:
         """Send what is ready for one member, as far as it takes it; return whether anything was.
@@ -209,7 +209,7 @@ class RingGroup:
             else:
                 if before is not None:
                     link.send(before)
-                link.send(frame, borrowed=piece.borrowed)
+                link.send(frame, borrowed=piece.borrowed, checksum=operation.checksum(number))
             before = None
             self.traffic["sent"] += len(payload)
             operation.sent(number)
@@ -282,7 +282,8 @@ class RingGroup:
             return  # overtaken by what came over other connections
         if call is None:
             raise self._misbehaved(peer, f"{frame} for an operation that is over")
-        self._take(call, peer, frame)
+        assert peer.link is not None
+        self._take(call, peer, frame, peer.link.payload_checksum)
         if self.over is None:
             self._advance()
 
@@ -292,7 +293,9 @@ class RingGroup:
         if ahead > OPERATIONS_AHEAD_MAX or not self._early.keep(peer, frame):
             raise self._misbehaved(peer, f"{frame} too far ahead")
 
-    def _take(self, call: RingCall, peer: RingPeer, frame: RingFrame) -> None:
+    def _take(
+        self, call: RingCall, peer: RingPeer, frame: RingFrame, checksum: Checksum | None = None
+    ) -> None:
         index = peer.index
         try:
             if isinstance(frame, RingPiece):
@@ -300,7 +303,7 @@ class RingGroup:
                 self.traffic["received"] += len(frame.payload)
                 call.operation.receive(
                     *(index, frame.message, frame.begin, frame.count),
-                    *(frame.payload, frame.codec, frame.parameter),
+                    *(frame.payload, frame.codec, frame.parameter, checksum),
                 )
             elif isinstance(frame, RingConfirm):
                 self._send_confirms(

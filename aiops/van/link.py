@@ -137,13 +137,13 @@ class Link:
 
     # --- sending ---
 
-    def send(self, frame: Frame, *, borrowed: bool = False) -> None:
+    def send(self, frame: Frame, *, borrowed: bool = False, checksum: int | None = None) -> None:
         """Send a frame; what the kernel does not take at once is copied, unless borrowed.
 
-        Lost links ignore it.
+        `checksum` is that of the payload, if it is known. Lost links ignore it.
         """
         if self.ready:
-            header, payload = self._connection.encode(frame)
+            header, payload = self._connection.encode(frame, checksum)
             self.send_encoded(header, payload, borrowed=borrowed)
 
     def send_together(self, small: Frame, large: Frame) -> None:
@@ -197,6 +197,10 @@ class Link:
         before would cut the connection.
         """
         await asyncio.shield(self._ended)
+
+    def payload_checksum(self) -> int | None:
+        """Return the checksum of the payload of the frame that is handed on just now, if known."""
+        return self._connection.payload_checksum()
 
     def abandon(self, memory: memoryview) -> None:
         """Do not write into this memory any more, even if its frame is half received."""

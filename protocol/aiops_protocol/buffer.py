@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from aiops_protocol.checksum import crc32c
+from aiops_protocol.checksum import crc32c, joined
 from aiops_protocol.codec import MAGIC, Prefix, announce, decode_body, decode_prefix
 from aiops_protocol.errors import BadMagic, ChecksumMismatch, LocalProtocolError
 from aiops_protocol.frames import Frame
@@ -62,6 +62,7 @@ class ReceiveBuffer:
     """
 
     __slots__ = (
+        "_checked",
         "_destination",
         "_filled",
         "_frame_prefix",
@@ -82,6 +83,7 @@ class ReceiveBuffer:
         self._payload: memoryview | None = None  # memory of a large payload being received
         self._filled = 0
         self._frame_prefix: Prefix | None = None
+        self._checked = (0, 0, 0)  # of the newest large frame: metadata, all of it, payload bytes
         self._meta = b""
 
     @property
@@ -104,6 +106,10 @@ class ReceiveBuffer:
         if self._streaming:
             return self._staging[self._write : self._write + LOOKAHEAD_BYTES]
         return self._staging[self._write :]
+
+    def payload_checksum(self) -> int | None:
+        """Return the CRC-32C of the payload of the newest frame; `None` if that was a small one."""
+        return joined(*self._checked) if self._streaming else None
 
     def abandon(self, memory: memoryview) -> None:
         """Never write to this memory again: the caller wants it back.
@@ -197,8 +203,10 @@ class ReceiveBuffer:
             return NEED_DATA
         self._payload = self._frame_prefix = None
         self._streaming = True
-        if crc32c(payload, crc32c(self._meta)) != prefix.body_crc:
+        before = crc32c(self._meta)
+        if crc32c(payload, before) != prefix.body_crc:
             raise ChecksumMismatch(f"the CRC-32C of a frame of kind {prefix.kind} is wrong")
+        self._checked = (before, prefix.body_crc, len(payload))
         if not prefix.known:
             return self.next_frame()
         return decode_body(prefix, self._meta, payload)

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from aiops_protocol.carrying import check_codec, check_own_codec
-from aiops_protocol.checksum import crc32c
+from aiops_protocol.checksum import crc32c, joined
 from aiops_protocol.control import ControlMessage
 from aiops_protocol.errors import (
     BadMagic,
@@ -364,8 +364,13 @@ _SIMPLE: Final[Mapping[int, Callable[[Buffer, Buffer], Frame]]] = {
 }
 
 
-def encode(frame: Frame) -> tuple[bytes, Buffer]:
+def encode(frame: Frame, checksum: int | None = None) -> tuple[bytes, Buffer]:
     """Return prefix, metadata and keys; and the values or whatever follows, not copied.
+
+    Parameters
+    ----------
+    checksum
+        CRC-32C of the payload of a frame without keys, if that is known already.
 
     Raises
     ------
@@ -397,7 +402,9 @@ def encode(frame: Frame) -> tuple[bytes, Buffer]:
             f"{frame}: {size} bytes of payload, at most {PAYLOAD_MAX[kind]} are allowed"
         )
     crc = crc32c(meta)
-    if size:
+    if checksum is not None:
+        crc = joined(crc, checksum, size)
+    elif size:
         crc = crc32c(payload, crc32c(keys, crc) if keys else crc)
     prefix = _pack_prefix(MAGIC, PROTOCOL_VERSION_MAX, kind, flags, len(meta), size, crc)
     return b"".join((prefix, _pack_crc(crc32c(prefix)), meta, keys)), payload

@@ -215,8 +215,8 @@ class Connection:
             raise
         return frame
 
-    def encode(self, frame: Frame) -> tuple[bytes, Buffer]:
-        """Return the bytes of a frame to send.
+    def encode(self, frame: Frame, checksum: int | None = None) -> tuple[bytes, Buffer]:
+        """Return the bytes of a frame to send, whose payload may have a known checksum.
 
         Raises
         ------
@@ -230,10 +230,14 @@ class Connection:
             if self._said_goodbye or not last_word:
                 after = " after GOODBYE" if self._said_goodbye else ""
                 raise LocalProtocolError(f"{frame} cannot be sent: {state.value}{after}")
-        encoded = encode(frame)
+        encoded = encode(frame, checksum)
         if isinstance(frame, Goodbye):
             self._said_goodbye = True
         return encoded
+
+    def payload_checksum(self) -> int | None:
+        """Return the checksum of the payload of the newest frame, if that is known."""
+        return self._buffer.payload_checksum()
 
     def abandon(self, memory: memoryview) -> None:
         """Never write to this memory again (see `ReceiveBuffer.abandon`)."""

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from aiops.collective import schedule
 from aiops.collective.operation import Confirmation, Operation, UnexpectedPiece
 from aiops.collective.plan import make_plan
-from aiops.collective.steps import Schedule
+from aiops.collective.steps import Combine, Schedule
+from aiops_protocol.checksum import crc32c
 
 SINGLE = ("ring", "recursive-doubling", "halving-doubling", "tree", "chain")
 REDUCE = {"sum": np.add, "max": np.maximum}
@@ -54,6 +55,7 @@ def carry_out(
             number, piece = found
             payload = members[one].payload(piece)
             lent = payload if piece.borrowed else bytes(payload)
+            assert members[one].checksum(number) in (None, crc32c(lent))
             wires.setdefault((one, other), []).append((piece, members[one].words(piece), lent))
             members[one].sent(number)
         else:
@@ -64,7 +66,9 @@ def carry_out(
             if place is not None:
                 place[:] = lent
             payload = lent if place is None else place
-            members[other].receive(one, piece.message, begin, count, payload)
+            known = (lambda payload=payload: crc32c(payload)) if chance.random() < 0.7 else None
+            where = (one, piece.message, begin, count)
+            members[other].receive(*where, payload, checksum=known)
     for values, work, plan in zip(inputs, works, plans, strict=True):
         written = np.zeros(values.size, bool)
         for span in plan.written:
@@ -229,3 +233,31 @@ def test_a_confirmation_of_the_wrong_peer_is_refused() -> None:
     for peer, number in ((3, 0), (3, 1), (1, 0), (2, 2), (2, 7)):
         with pytest.raises(UnexpectedPiece):
             member.heard(peer, number, 0)
+
+
+def test_what_is_passed_on_has_its_checksum() -> None:
+    """Sums are checked as they are made; what is only passed on has the checksum it came with."""
+    plan = make_plan(schedule.all_reduce("ring", 0, 3, 300_000), 60_000)
+    source, work = np.ones(300_000, np.float32), np.empty(300_000, np.float32)
+    member = Operation(plan, source, work, np.add)
+    asked: list[int] = []
+    for number, piece in enumerate(plan.receives):
+        for sent in [i for i, s in enumerate(plan.sends) if not plan.send_waits[i]]:
+            if member.next_send(1) == (sent, plan.sends[sent]):
+                assert member.checksum(sent) is None  # of the caller's own array
+                member.sent(sent)
+        payload = np.full(piece.end - piece.begin, number, np.float32).data.cast("B")
+        sends, _ = plan.after_receive[number]
+
+        def checksum(number: int = number, payload: memoryview = payload) -> int:
+            asked.append(number)
+            return crc32c(payload)
+
+        begin, count = piece.begin, piece.end - piece.begin
+        member.receive(2, piece.message, begin, count, payload, checksum=checksum)
+        for send in sends:
+            assert member.checksum(send) == crc32c(member.payload(plan.sends[send]))
+            member.sent(send)
+    replaced = [i for i, p in enumerate(plan.receives) if p.combine is Combine.REPLACE]
+    assert asked == [i for i in replaced if plan.after_receive[i][0]]
+    assert asked

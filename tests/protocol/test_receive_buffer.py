@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiops_protocol.buffer import NEED_DATA, Destination, ReceiveBuffer
+from aiops_protocol.checksum import crc32c
+from aiops_protocol.codec import encode
 from aiops_protocol.control import Leave, NodeReport, Span
 from aiops_protocol.errors import (
     BadMagic,
@@ -380,3 +382,25 @@ def test_payloads_of_small_frames_hold_until_the_next_bytes() -> None:
     while (frame := buffer.next_frame()) is not NEED_DATA:
         taken.append(frame)
     assert taken == frames  # compares the views, after the large frame has begun
+
+
+def test_the_checksum_of_a_large_payload_is_known_until_the_next_frame() -> None:
+    buffer = ReceiveBuffer()
+    assert buffer.payload_checksum() is None
+    known = []
+    for frame in (value(1), value(2, LARGE[4:]), value(3, b"tiny")):
+        data = memoryview(wire(frame))
+        while data:
+            place = buffer.get_buffer()
+            count = min(len(place), len(data))
+            place[:count] = data[:count]
+            buffer.received(count)
+            data = data[count:]
+            if buffer.next_frame() is not NEED_DATA:
+                known.append(buffer.payload_checksum())
+    assert known == [crc32c(LARGE), crc32c(LARGE[4:]), None]
+
+
+def test_a_known_checksum_gives_the_same_bytes() -> None:
+    frame = value(1)
+    assert encode(frame, crc32c(LARGE)) == encode(frame)
