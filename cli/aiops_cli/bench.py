@@ -102,8 +102,9 @@ def all_reduce(
     """Time all-reduces between processes, over TCP and over shared memory.
 
     Arrays of 4 KB to 64 MB of float32. In turns with aiops a ring of raw sockets does the same, and
-    so do gloo and MPI where they are installed. The ratios of the medians are the figures to
-    compare between machines.
+    so do gloo and MPI where they are installed. Of more than two processes aiops is also timed as
+    if odd and even ones were on two hosts, TCP between and memory inside. The ratios of the medians
+    are the figures to compare between machines.
     """
     rows = aiops.run(
         measure_all_reduce(

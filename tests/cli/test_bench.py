@@ -81,12 +81,13 @@ def test_help_has_an_example_and_lists_only_what_exists() -> None:
 
 
 def test_all_reduce_has_a_row_for_each_peer_that_is_there() -> None:
-    done = run("all-reduce", "--json", "--quick", "--max-bytes", "65536", "--processes", "2")
+    done = run("all-reduce", "--json", "--quick", "--max-bytes", "65536", "--processes", "3")
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)["rows"]
     assert all(row.keys() >= ROW | {"processes", "ratio_to_gloo", "ratio_to_mpi"} for row in rows)
     shared = ["aiops shared", "aiops shared copied"] if sys.platform == "linux" else []
     tcp = ["aiops tcp empty"] if sys.platform == "linux" else []
+    hosts = ["aiops two hosts"] if sys.platform == "linux" else []
     found = {
         size: [r["peer"] for r in rows if r["op"] == "all-reduce" and r["bytes"] == size]
         for size in (4096, 65536)
@@ -96,6 +97,7 @@ def test_all_reduce_has_a_row_for_each_peer_that_is_there() -> None:
             "aiops tcp",
             *tcp,
             *shared,
+            *hosts,
             "raw",
         ]
     assert [row["peer"] for row in rows[-2:]] == ["aiops in process", "copying"]
