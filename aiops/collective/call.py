@@ -57,6 +57,8 @@ class Call:
         For a broadcast the rank that gives.
     algorithm
         Which schedule; resolved, never "auto".
+    compression
+        The spelling of the codec in which float32 travels; empty for as it is.
     """
 
     kind: Kind
@@ -67,6 +69,7 @@ class Call:
     order: str = "any"
     root: int = 0
     algorithm: Algorithm = "ring"
+    compression: str = ""
 
     def __str__(self) -> str:
         if self.kind == "barrier":
@@ -83,7 +86,8 @@ class Call:
         if self.kind == "broadcast":
             words.append(f"root={self.root}")
         words.append(f'algorithm="{self.algorithm}"')
-        return f"{self.kind}({', '.join(words)})"
+        compressed = f" compressed by {self.compression}" if self.compression else ""
+        return f"{self.kind}({', '.join(words)}){compressed}"
 
     def schedule(self, rank: int, world_size: int, groups: Groups | None = None) -> Schedule:
         """Return one rank's steps of this call."""
@@ -110,7 +114,7 @@ def difference(first: str, a: Call, second: str, b: Call) -> str | None:
     """
     if a == b:
         return None
-    names = ("kind", "shapes", "dtype", "op", "order", "root", "algorithm", "count")
+    names = ("kind", "shapes", "dtype", "op", "order", "root", "compression", "algorithm", "count")
     field = next(name for name in names if getattr(a, name) != getattr(b, name))
     what = {"kind": "operation", "op": "operation", "shapes": "shape"}.get(field, field)
     return (

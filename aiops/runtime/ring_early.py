@@ -32,6 +32,10 @@ class EarlyFrames:
         self._frames.setdefault(frame.operation, []).append((peer, frame))
         return True
 
+    def of(self, operation: int) -> Sequence[tuple[RingPeer, RingFrame]]:
+        """Return what was kept for an operation, and keep it."""
+        return tuple(self._frames.get(operation, ()))
+
     def pop(self, operation: int) -> Sequence[tuple[RingPeer, RingFrame]]:
         """Return what was kept for an operation, and keep it no more."""
         frames = self._frames.pop(operation, [])

@@ -92,13 +92,15 @@ class HostsRingGroup(MeetingRingGroup):
         lent, read = self.part.reading.lent, self.part.reading.read
         flight = self._take_off(call, flat, timeout_s, str(call))
         try:
+            for peer, frame in self._early.of(self._begun + 1):
+                self._compare_early(peer, frame)
             await self._fly(flight, call, flat, codec)
         except CollectiveMismatch as error:
             self.stop("mismatch", str(error))
             raise
         except AiopsError:  # among them one that is an OSError, too: the time is up
             raise
-        except OSError as error:  # no memory or no files are left
+        except (OSError, MemoryError) as error:  # no memory or no files are left
             self.stop("memory", f"{self.me} has no shared memory for {call}: {error}")
             raise self.over or error from error
         except asyncio.CancelledError:
@@ -159,16 +161,20 @@ class HostsRingGroup(MeetingRingGroup):
         return self._whole
 
     def peer_frame(self, peer: RingPeer, frame: RingFrame) -> None:
-        """Take a frame of another member.
-
-        While a call of this one waits for its host, it is told already what others call: a host
-        that waits for a member that has gone another way would never begin.
-        """
-        waiting = self._flight is not None and not self._flight.number
-        if waiting and isinstance(frame, RingBegin) and frame.operation == self._begun + 1:
-            assert self._flight is not None
-            self._compare(self._flight, peer, bytes(frame.payload).decode("utf-8", "replace"))
+        """Take a frame of another member."""
+        self._compare_early(peer, frame)
         super().peer_frame(peer, frame)
+
+    def _compare_early(self, peer: RingPeer, frame: RingFrame) -> None:
+        """Look what others call while a call of this member waits for its host.
+
+        A host that waits for a member that has gone another way would never begin.
+        """
+        flight = self._flight
+        if flight is None or flight.number or self.over is not None:
+            return
+        if isinstance(frame, RingBegin) and frame.operation == self._begun + 1:
+            self._compare(flight, peer, bytes(frame.payload).decode("utf-8", "replace"))
 
     def _missing(self, call: RingCall) -> str:
         if call is not self._flight:

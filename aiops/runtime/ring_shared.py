@@ -58,7 +58,7 @@ class SharedRingGroup(MeetingRingGroup):
             raise
         except AiopsError:
             raise
-        except OSError as error:  # no memory or no files are left
+        except (OSError, MemoryError) as error:  # no memory or no files are left
             self.stop("memory", f"{self.me} has no shared memory for {call}: {error}")
             raise self.over or error from error
         except asyncio.CancelledError:

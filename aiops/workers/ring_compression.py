@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,28 +15,12 @@ from aiops.errors import UsageError
 from aiops.wording import shown
 from aiops_protocol.payload import all_finite
 
-__all__ = ["CompressedCall", "codec_of", "compressed_call"]
-
-
-@dataclass(frozen=True, slots=True)
-class CompressedCall(Call):
-    """An all-reduce whose pieces travel in fewer bytes.
-
-    Attributes
-    ----------
-    compression
-        The spelling of the codec.
-    """
-
-    compression: str = ""
-
-    def __str__(self) -> str:
-        return f"{Call.__str__(self)} compressed by {self.compression}"
+__all__ = ["codec_of", "compressed_call"]
 
 
 def codec_of(call: Call) -> Codec | None:
     """Return the codec of a call, if it has one."""
-    return codec_from(call.compression) if isinstance(call, CompressedCall) else None
+    return codec_from(call.compression) if call.compression else None
 
 
 def compressed_call(
@@ -48,7 +31,7 @@ def compressed_call(
     algorithm: AlgorithmChoice,
     *,
     by_hosts: bool,
-) -> tuple[CompressedCall, Bucket]:
+) -> tuple[Call, Bucket]:
     """Check a compressed all-reduce, and put it into words.
 
     Parameters
@@ -78,7 +61,5 @@ def compressed_call(
             raise UsageError(f"all_reduce with compression={shown(codec.spelling())}: {why}")
     shapes, count = tuple(one.shape for one in arrays), sum(one.size for one in arrays)
     chosen = can[0] if algorithm == "auto" else algorithm
-    call = CompressedCall(
-        "all_reduce", count, shapes, op=op, algorithm=chosen, compression=codec.spelling()
-    )
+    call = Call("all_reduce", count, shapes, op=op, algorithm=chosen, compression=codec.spelling())
     return call, Bucket(arrays)
