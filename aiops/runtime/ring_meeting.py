@@ -16,11 +16,11 @@ import numpy as np
 from aiops.collective.call import Array, Call
 from aiops.collective.plan import make_plan
 from aiops.collective.shared import LoneMember, Neighbours, ShareLink
-from aiops.errors import AiopsError, Closed, DialFailed, JoinTimeout
+from aiops.errors import AiopsError, DialFailed, JoinTimeout
 from aiops.runtime.host_memory import HostMemory
 from aiops.runtime.ring_call import RingCall, RingWork
 from aiops.runtime.ring_errors import aborted
-from aiops.runtime.ring_group import WARN_S, RingGroup
+from aiops.runtime.ring_group import NEWS_PERIODS, WARN_S, RingGroup
 
 __all__ = ["MeetingRingGroup"]
 
@@ -47,11 +47,17 @@ class MeetingRingGroup(RingGroup):
     async def meet(self, memory: HostMemory, timeout_s: float) -> None:
         """Connect to all other members on this host; afterwards calls can be made.
 
+        If the generation is halted meanwhile, its calls say so, as in one that is halted later.
+
         Raises
         ------
         CollectiveAborted
             One cannot be reached; the generation is over for all.
         """
+        if self.over is None:
+            await self._meet(memory, timeout_s)
+
+    async def _meet(self, memory: HostMemory, timeout_s: float) -> None:
         formed = self.formed
         here = self.near.index(self.index)
         names = {
@@ -60,12 +66,12 @@ class MeetingRingGroup(RingGroup):
             if place != here
         }
         group = f"{self._postoffice.joined.job}/{formed.ring}/{formed.generation}"
-        meeting = memory.bell().meet(group, here, names, timeout_s)
+        meeting = self._connected(memory, group, here, names, timeout_s)
         self._meeting = self._loop.create_task(meeting)
         try:
             await asyncio.wait((self._meeting,))
-            if self._meeting.cancelled():  # the scheduler has halted the ring meanwhile
-                raise self.over or Closed(f"ring {self.name} is closed")
+            if self._meeting.cancelled():  # halted meanwhile: every call will say why
+                return
             members = [formed.members[index] for index in self.near]
             texts = [f"worker {member.rank} ({member.name})" for member in members]
             self._share(memory, self._meeting.result(), texts)
@@ -79,6 +85,16 @@ class MeetingRingGroup(RingGroup):
         except (JoinTimeout, DialFailed, OSError) as error:
             self.stop("connection", f"{self.me}: {error}")
             raise self.over or error from error
+
+    async def _connected(
+        self, memory: HostMemory, group: str, here: int, names: dict[int, str], timeout_s: float
+    ) -> dict[int, ShareLink]:
+        try:
+            return await memory.bell().meet(group, here, names, timeout_s)
+        except DialFailed:
+            # Its process may have ended: then the scheduler says so, and this is cancelled.
+            await asyncio.sleep(NEWS_PERIODS * self._postoffice.joined.heartbeat_s)
+            raise
 
     def _lost(self, place: int, why: str) -> None:
         self.peer_lost(self.peers[self.near[place]], why)

@@ -169,6 +169,8 @@ class Ring(Member):
         ------
         BarrierTimeout
             Not all others have called it in time; `missing` names them.
+        CollectiveAborted
+            The processes of this host cannot connect to each other.
         UsageError
             A call of this worker is still on its way.
 

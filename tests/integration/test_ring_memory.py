@@ -13,6 +13,7 @@ import aiops
 from aiops.collective.shared import Doorbell
 from aiops.collective.shared.pages import create_segment
 from aiops.errors import CollectiveAborted
+from aiops.runtime.ring_meeting import MeetingRingGroup
 from aiops.workers.ring import Ring
 from apart import by_transport, run_members
 from local_jobs import local_job, until
@@ -82,6 +83,45 @@ async def test_a_member_that_is_lost_while_all_connect_keeps_nobody_waiting(
 
         with pytest.raises(RuntimeError, match="gone"):
             await cluster.run(work, workers=3)
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_member_that_is_lost_while_the_ring_is_formed_anew_costs_another_generation(
+    late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`reform` ends well and the next call says it, whether it is heard of while the members of a
+    host connect, or (`late`) before a member has begun to."""
+    meet = MeetingRingGroup.meet
+
+    async def one_dies(group: MeetingRingGroup, *arguments: Any) -> None:
+        if group.formed.generation == 2:
+            if group.index == 2:
+                raise RuntimeError("gone")
+            if late:
+                await until(lambda: group.over)
+        await meet(group, *arguments)
+
+    monkeypatch.setattr(MeetingRingGroup, "meet", one_dies)
+    went_on = []
+
+    async def member(worker: aiops.Worker, ring: Ring) -> None:
+        await ring.barrier()
+        if ring.rank == 0:
+            await ring.leave()
+        with pytest.raises(CollectiveAborted):
+            await ring.barrier()
+        await ring.reform()
+        with pytest.raises(CollectiveAborted, match="is lost: RuntimeError: gone"):
+            await ring.all_reduce(np.ones(10, np.float32))
+        await ring.reform()
+        array = np.ones(50_000, np.float32)
+        await ring.all_reduce(array)
+        assert (array == 3).all()
+        went_on.append(ring.rank)
+
+    with pytest.raises(RuntimeError, match="gone"):
+        await run_members(4, member, on_worker_loss="continue")
+    assert sorted(went_on) == [0, 1, 2]
 
 
 async def test_memory_of_a_generation_goes_with_it_not_with_the_next_garbage_collection(
