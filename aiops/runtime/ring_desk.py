@@ -168,6 +168,8 @@ class RingDesk:
             ) from error
         except asyncio.CancelledError:
             self._postoffice.tell_ring(msgspec.structs.replace(enter, timeout_s=0.0))
+            if formed.done() and not formed.cancelled() and formed.exception() is None:
+                _unwanted(formed.result())
             raise
         finally:
             seat.formed = None
@@ -233,6 +235,8 @@ class RingDesk:
                 seat.formed.set_exception(refused)
         if refused is not None:
             group.stop("left", f"{group.me} takes no part: {refused}")
+        elif seat.formed is None or seat.formed.cancelled():
+            _unwanted(group)
         for link, frames in list(self._strangers.items()):
             if frames and self._introduce(link, frames[0]):
                 for frame in frames:
@@ -355,6 +359,11 @@ class RingDesk:
             group.retire()
             await group.wait_closed()
         self.memory.close()
+
+
+def _unwanted(group: RingGroup) -> None:
+    """End a generation whose member has cancelled its entry: the others would wait for it."""
+    group.stop("cancelled", f"{group.me} has cancelled its entry into ring {group.name}")
 
 
 class _Nobody:

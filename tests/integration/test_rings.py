@@ -19,6 +19,7 @@ from aiops.errors import (
     UsageError,
 )
 from aiops.optim import Add
+from aiops.runtime.ring_desk import RingDesk
 from aiops.workers.ring import Ring
 from apart import by_transport, run_members
 from local_jobs import local_job, together, turns, until
@@ -292,6 +293,58 @@ async def test_a_ring_waits_for_all_workers_and_says_who_is_missing() -> None:
         rings = await together(worker.ring("r", timeout_s=60) for worker in (here, lazy))
         assert [ring.workers for ring in rings] == [[0, 1]] * 2
         assert await here.ring("r") is rings[0]
+
+
+@pytest.mark.parametrize("turns_later", [0, 5])
+async def test_who_cancels_when_the_ring_is_complete_lets_nobody_wait(
+    turns_later: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scheduler's word has just come, or is on its way when this worker has gone on."""
+    formed = RingDesk._formed
+    cancelled: list[asyncio.Task[Ring]] = []
+    late: list[asyncio.Task[None]] = []
+
+    async def later(*arguments: Any) -> None:
+        await turns(turns_later)
+        formed(*arguments)
+
+    def cancelling(*arguments: Any) -> None:
+        if arguments[0]._postoffice.joined.name != "here" or cancelled[0].cancelling():
+            formed(*arguments)
+            return
+        if turns_later:
+            late.append(asyncio.ensure_future(later(*arguments)))
+        else:
+            formed(*arguments)
+        cancelled[0].cancel()
+
+    monkeypatch.setattr(RingDesk, "_formed", cancelling)
+    async with (
+        local_job() as cluster,
+        cluster.connect(name="here") as here,
+        cluster.connect(name="there") as there,
+    ):
+        cancelled.append(asyncio.ensure_future(here.ring("r", timeout_s=60)))
+
+        async def waiting() -> Ring:
+            try:
+                ring = await there.ring("r", timeout_s=60)
+            except CollectiveAborted:  # members of one host meet before it returns
+                return await there.ring("r", timeout_s=60)
+            with pytest.raises(CollectiveAborted, match=r"worker 0 \(here\)") as caught:
+                await ring.all_reduce(np.ones(3, np.float32))
+            assert caught.value.cause == "cancelled"
+            await ring.reform()
+            return ring
+
+        async def again() -> Ring:
+            await asyncio.wait(cancelled)
+            await together(late)
+            assert cancelled[0].cancelled()
+            return await here.ring("r", timeout_s=60)
+
+        rings = await together([waiting(), again()])
+        assert [(ring.generation, ring.workers) for ring in rings] == [(2, [0, 1])] * 2
 
 
 async def test_two_rings_at_once() -> None:
