@@ -181,11 +181,11 @@ class Operation:
         """
         number = self._number(peer, message, begin, count)
         placed = number in self._placed
-        values = (
-            None
-            if placed
-            else self._decoded(number, Wire(frames.Codec(codec), parameter, payload), count)
-        )
+        values: Array | None = None
+        if not placed and self._codec is None and codec == RAW:
+            values = np.frombuffer(payload, self._work.dtype)
+        elif not placed:
+            values = self._decoded(number, Wire(frames.Codec(codec), parameter, payload), count)
         if number in self._held or self._receive_waits[number] < 0:
             raise UnexpectedPiece(f"word {begin} of message {message} has come twice")
         if self._receive_waits[number]:

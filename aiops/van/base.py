@@ -79,9 +79,14 @@ class Stream(ABC):
         Bytes accepted by `write` and not yet taken by the kernel (or the other end).
     unsent_bytes
         After the end of the stream: bytes that were accepted and never handed on.
+    batch_bytes
+        If not 0, the handler need not hear of less than this while more of a buffer is missing: a
+        process that shares its processor is woken less often. A handler that sets it promises
+        that a longer buffer of its own is filled before the peer waits for an answer.
     """
 
     unsent_bytes: int = 0
+    batch_bytes: int = 0
 
     local: str
     remote: str

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, cast
 
 from aiops.van.base import (
@@ -42,6 +44,9 @@ GATHER_BYTES: Final = 16 * 1024
 
 TURN_BYTES: Final = 64 * 1024
 """So much gathered leaves at once: the receiver can begin, and the turn may still be long."""
+
+LEAST_BYTES: Final = 16 * 1024
+"""Less than this is not worth waiting for."""
 
 _UNHEARD: Final = memoryview(bytearray(64 * 1024))
 """Where bytes go that nobody wants any more; what it holds is never read."""
@@ -89,6 +94,8 @@ class TcpStream(Stream, asyncio.BufferedProtocol):
         self._gathering = False  # `_end_turn` will be called
         self._receiving = False  # the handler is at work; what it writes leaves afterwards
         self._was_full = False
+        self._offered = 0  # bytes in the buffer that was given last
+        self._least = 1  # the kernel reports when so many bytes are there
         self._timer: asyncio.TimerHandle | None = None
 
     # --- for the owner ---
@@ -97,6 +104,11 @@ class TcpStream(Stream, asyncio.BufferedProtocol):
     def pending_bytes(self) -> int:
         """Bytes accepted by `write` that the kernel does not have yet."""
         return self._outgoing.size + (self._sink.unsent if self._sink is not None else 0)
+
+    @property
+    def full(self) -> bool:
+        """Whether more than one segment is unsent: the owner should wait for `drained`."""
+        return self._waiting and self.pending_bytes > WRITE_HIGH_WATER_BYTES
 
     @property
     def unacknowledged_bytes(self) -> int:
@@ -132,11 +144,13 @@ class TcpStream(Stream, asyncio.BufferedProtocol):
             for buffer in buffers:
                 outgoing.append(buffer, borrowed=borrowed)
         else:
-            for buffer in buffers:
+            rest = self._hand_over(buffers, size)
+            for buffer in rest:
                 outgoing.append(buffer, borrowed=True)
-            self._send()
-            if not borrowed:
-                outgoing.own()
+            if rest:
+                self._send()
+                if not borrowed:
+                    outgoing.own()
         if self._waiting and self.pending_bytes > WRITE_HIGH_WATER_BYTES:
             self._was_full = True
 
@@ -199,6 +213,7 @@ class TcpStream(Stream, asyncio.BufferedProtocol):
             try:
                 buffer = self._handler.get_buffer()  # type: ignore[union-attr]  # set when made
                 if buffer:
+                    self._offered = len(buffer)
                     return buffer
                 raise ValueError("the handler of a stream returned an empty buffer")
             except Exception as error:
@@ -218,6 +233,18 @@ class TcpStream(Stream, asyncio.BufferedProtocol):
             self._receiving = False
         if self._outgoing.size and not self._waiting:
             self._send()
+        if self.batch_bytes:
+            missing = self._offered - nbytes if self._offered > self.batch_bytes else 0
+            self._read_from(min(missing, self.batch_bytes))
+
+    def _read_from(self, least: int) -> None:
+        """Have the kernel report from so many bytes on, or at the end of the stream."""
+        least = least if least >= LEAST_BYTES else 1
+        if least != self._least and sys.platform == "linux" and self._transport is not None:
+            sock = self._transport.get_extra_info("socket")
+            with suppress(OSError):  # it is closed
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
+                self._least = least
 
     def eof_received(self) -> bool:
         """Let the transport close: a stream has no half that goes on alone."""
@@ -258,6 +285,25 @@ class TcpStream(Stream, asyncio.BufferedProtocol):
                 sink.watch()
             else:
                 sink.unwatch()
+
+    def _hand_over(self, buffers: tuple[Buffer, ...], size: int) -> tuple[Buffer, ...]:
+        """Send what fits of some buffers, without queueing; return the rest, mostly nothing."""
+        sink = self._sink
+        if self._outgoing.size or type(sink) is not SocketSink or len(buffers) > 2:
+            return buffers
+        try:
+            count = sink.send(buffers)
+        except OSError as error:
+            self._writing_failed(error)
+            return ()
+        if count == size:
+            return ()
+        rest = []
+        for buffer in buffers:
+            view = memoryview(buffer).cast("B")
+            rest.append(view[min(count, view.nbytes) :])
+            count -= min(count, view.nbytes)
+        return tuple(rest)
 
     def _end_turn(self) -> None:
         self._gathering = False

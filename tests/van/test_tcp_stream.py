@@ -6,12 +6,14 @@ import asyncio
 import signal
 import socket
 import struct
-from collections.abc import AsyncIterator, Iterator, Sequence
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
 import pytest
 
 from aiops.van import tcp_stream
+from aiops.van.base import Stream
 from aiops.van.sinks import PIECES_PER_CALL_MAX, SocketSink
 from aiops.van.tcp import TcpVan
 from aiops_protocol.payload import Buffer
@@ -21,10 +23,12 @@ BOTH_LOOPS = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
 
 
 @asynccontextmanager
-async def facing_a_socket(*, direct: bool = True) -> AsyncIterator[tuple[Recorder, socket.socket]]:
+async def facing_a_socket(
+    *, direct: bool = True, make: Callable[[Stream], Recorder] = Recorder
+) -> AsyncIterator[tuple[Recorder, socket.socket]]:
     """Give a stream and the plain blocking socket at its other end."""
     async with leaving_nothing(), asyncio.timeout(GUARD_S):
-        far = Ends()
+        far = Ends(make)
         listener = await TcpVan(direct=direct).listen(ANYWHERE, far)
         with socket.create_connection(listener.address) as peer:
             peer.settimeout(GUARD_S)
@@ -259,3 +263,56 @@ async def test_socket_options() -> None:
         await near.ended()
         await far.ended()
         await listener.close()
+
+
+class Filling(Recorder):
+    """Has one long buffer, which is filled bit by bit."""
+
+    def get_buffer(self) -> memoryview:
+        return self._memory[len(self.data) :]
+
+    def received(self, count: int) -> None:
+        self.data += self.get_buffer()[:count]
+        self._progress.set()
+
+
+def filling(stream: Stream) -> Recorder:
+    stream.batch_bytes = 100_000
+    return Filling(stream, 250_000)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is told of every byte")
+@BOTH_LOOPS
+async def test_a_long_buffer_is_filled_in_batches() -> None:
+    def least() -> int:
+        assert isinstance(recorder.stream, tcp_stream.TcpStream)
+        assert recorder.stream._transport is not None
+        sock = recorder.stream._transport.get_extra_info("socket")
+        return int(sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT))
+
+    async with facing_a_socket(make=filling) as (recorder, peer):
+        peer.sendall(b"a")
+        assert await recorder.has(1) == b"a"
+        assert least() == 100_000
+        peer.sendall(bytes(99_999))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert len(recorder.data) == 1
+        peer.sendall(b"b")
+        assert len(await recorder.has(100_001)) == 100_001
+        assert least() == 100_000
+        peer.sendall(bytes(140_000))
+        assert len(await recorder.has(240_001)) == 240_001
+        assert least() == 1  # what is missing is not worth waiting for
+
+
+@BOTH_LOOPS
+async def test_the_end_is_told_whatever_was_waited_for() -> None:
+    async with facing_a_socket(make=filling) as (recorder, peer):
+        peer.sendall(b"a")
+        await recorder.has(1)
+        peer.sendall(b"last words")
+        peer.close()
+        await recorder.ended.wait()
+        assert bytes(recorder.data) == b"alast words"
+        assert recorder.error is None
