@@ -116,7 +116,8 @@ class HostsRingGroup(MeetingRingGroup):
         part = self.part
         assert part is not None
         sums, results = await part.combine(call, flat)
-        part.check()
+        if self.over is not None:  # what was read meanwhile may be anything
+            raise self.over
         exchanged = self._exchanged = self._loop.create_future()
         self._whole = False
         parts: list[tuple[Span, Array]] = []

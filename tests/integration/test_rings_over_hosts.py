@@ -7,7 +7,6 @@ happen with several hosts: unlike hosts, what goes over which way, and a fault a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import numpy as np
@@ -15,11 +14,12 @@ import pytest
 
 import aiops
 from aiops.collective.member import Reduction
-from aiops.collective.shared import HostPart, supported
+from aiops.collective.shared import supported
 from aiops.errors import CollectiveAborted, CollectiveMismatch, UsageError
 from aiops.runtime.ring_hosts import HostsRingGroup
 from aiops.workers.ring import Ring
 from apart import on_hosts, run_members
+from host_steps import Killed, Moment, watch
 from local_jobs import local_job, turns, until
 
 pytestmark = [
@@ -254,55 +254,7 @@ async def test_hosts_change_with_the_members(monkeypatch: pytest.MonkeyPatch) ->
 
 # --- a fault at each step ---
 
-STEPS: Final = ("_until", "_copy", "_fold", "_combine", "_complete")
 COUNT: Final = 40_000
-
-
-class Moment:
-    """Where the victim stops: at the so many-eth step of its second call."""
-
-    def __init__(self, step: int, *, killed: bool) -> None:
-        self.step, self.killed = step, killed
-        self.armed = False
-        self.seen = 0
-        self.there = asyncio.Event()
-        self.go_on = asyncio.Event()
-
-    async def reached(self) -> None:
-        self.seen += self.armed
-        if self.armed and self.seen == self.step:
-            self.there.set()
-            if self.killed:
-                raise Killed
-            await self.go_on.wait()
-
-    async def comes_or(self, call: asyncio.Future[None]) -> None:
-        """Wait until the victim is there, or its call has ended before that."""
-        there: asyncio.Future[Any] = asyncio.ensure_future(self.there.wait())
-        await asyncio.wait((there, call), return_when=asyncio.FIRST_COMPLETED)
-        there.cancel()
-
-
-class Killed(Exception):
-    """A member goes no further."""
-
-
-def watch(part: HostPart, moment: Moment) -> None:
-    """Let a member stop before and after everything for which it may wait."""
-
-    def watched(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-        async def step(*arguments: Any) -> Any:
-            await moment.reached()
-            result = await method(*arguments)
-            await moment.reached()
-            return result
-
-        return step
-
-    for name in STEPS:
-        setattr(part, name, watched(getattr(part, name)))
-
-
 MOMENTS: Final = 14
 """More than there are: the last ones find nothing to stop, and the call ends well."""
 

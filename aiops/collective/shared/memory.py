@@ -156,8 +156,16 @@ class GroupMemory:
     # --- the others' ---
 
     def of(self, member: int, number: int) -> Array:
-        """Return a segment of another member."""
+        """Return a segment of another member.
+
+        Raises
+        ------
+        OSError
+            This process could not take it over: no files or no memory are left.
+        """
         link = self._links[member]
         if number not in link.segments:
             link.take()  # it was sent before the call was described
+        if number not in link.segments:
+            raise OSError("that of another process cannot be taken over: too many open files")
         return link.segments[number]
