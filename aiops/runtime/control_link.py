@@ -15,14 +15,15 @@ from typing import Final, Protocol
 
 from aiops.errors import AiopsError
 from aiops.observability import AiopsLogger
+from aiops.roles.member_changes import changed
 from aiops.runtime.dialling import LinkPlan, open_link
 from aiops.van.base import Address, Van
 from aiops.van.link import Link
 from aiops_protocol.codec import encode
-from aiops_protocol.control import ControlMessage
+from aiops_protocol.control import ClusterChange, ClusterState, ControlMessage
 from aiops_protocol.dialogue import Dialogue
 from aiops_protocol.dialogue_control import DialogueOpen, Heard, OpenDialogue
-from aiops_protocol.errors import ErrorCode
+from aiops_protocol.errors import ErrorCode, UnexpectedFrame
 from aiops_protocol.frames import Control, Frame, Goodbye
 from aiops_protocol.handshake import Purpose, Role
 
@@ -98,6 +99,7 @@ class ControlLink:
         )
         self._name = secrets.token_bytes(16).hex()
         self._dialogue = Dialogue()
+        self._members: ClusterState | None = None  # as last told
         self._speaking = False  # what is said now leaves over `link`
         self._reopening: asyncio.Task[None] | None = None
         self._fruitless = 0  # connections in a row that were lost before any message came
@@ -186,7 +188,17 @@ class ControlLink:
                 if self._dialogue.take():
                     link.send(Control(Heard(count=self._dialogue.tell())))
                 if not self._over:
-                    self._owner.control_message(message)
+                    self._owner.control_message(self._whole(message))
+
+    def _whole(self, message: ControlMessage) -> ControlMessage:
+        """Return a change of the membership as the membership that it makes."""
+        if isinstance(message, ClusterChange):
+            if self._members is None or self._members.epoch != message.since:
+                raise UnexpectedFrame(f"ClusterChange since {message.since}, which is not known")
+            message = changed(self._members, message)
+        if isinstance(message, ClusterState):
+            self._members = message
+        return message
 
     def _note_settled(self) -> None:
         if self._dialogue.settled:

@@ -6,6 +6,7 @@ one that does not come back is lost, is for the scheduler's core.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from aiops.van.link import Link
@@ -64,9 +65,16 @@ class _Parting:
 
 
 class Dialogues:
-    """All nodes that speak to a scheduler."""
+    """All nodes that speak to a scheduler.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    ended
+        Is told the number of each whose dialogue is over.
+    """
+
+    def __init__(self, ended: Callable[[int], None]) -> None:
+        self._ended = ended
         self._by_number: dict[int, Speaker] = {}
         self._by_name: dict[str, Speaker] = {}
         self._by_link: dict[int, Speaker] = {}
@@ -147,6 +155,7 @@ class Dialogues:
     def forget(self, speaker: Speaker) -> None:
         """End a dialogue in which nothing was settled; it may begin anew."""
         del self._by_number[speaker.number], self._by_name[speaker.name]
+        self._ended(speaker.number)
         if speaker.link is not None:
             del self._by_link[speaker.link.number]
             speaker.link = None

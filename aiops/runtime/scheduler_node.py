@@ -123,14 +123,14 @@ class Scheduler:
         self._van: Van = check_van(van)
         self._listener: Listener | None = None
         self._links: dict[int, Link] = {}
-        self._dialogues = Dialogues()
+        self._news = News()
+        self._dialogues = Dialogues(self._news.forget)
         self._hearts: dict[int, Link] = {}  # heartbeat connections
         self._core: SchedulerCore | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._ended: asyncio.Future[Ended] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._traces = Traces()
-        self._news = News()
         self._parted = asyncio.Event()  # set when a connection has ended
         self._closing = False
 
@@ -376,8 +376,7 @@ class Scheduler:
 
     def _tell_news(self) -> None:
         """Tell the newest membership to all who have not been told it, at the end of a turn."""
-        peers, frame = self._news.take_all()
-        for peer in peers:
+        for peer, frame in self._news.take_all():
             self._tell(peer, *frame)
 
     def _tell_news_to(self, peer: int) -> None:

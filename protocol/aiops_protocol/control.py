@@ -75,6 +75,7 @@ __all__ = [
     "AttachTable",
     "BarrierDone",
     "BarrierEnter",
+    "ClusterChange",
     "ClusterState",
     "ControlMessage",
     "DeathQuery",
@@ -176,6 +177,19 @@ class ClusterState(Message, frozen=True, tag=True, kw_only=True):
 
     senders = SCHEDULER
 
+    epoch: Count
+    members: Annotated[list[Member], Meta(max_length=MEMBERS_MAX)]
+    expected_servers: Count
+    expected_workers: Count
+    ready: bool
+
+
+class ClusterChange(Message, frozen=True, tag=True, kw_only=True):
+    """Scheduler to every node: who is in the job, as what differs from the last time."""
+
+    senders = SCHEDULER
+
+    since: Count
     epoch: Count
     members: Annotated[list[Member], Meta(max_length=MEMBERS_MAX)]
     expected_servers: Count
@@ -314,6 +328,7 @@ ControlMessage: TypeAlias = (
     | Joined
     | Refused
     | ClusterState
+    | ClusterChange
     | Leave
     | FinishWorker
     | Shutdown
