@@ -199,6 +199,29 @@ async def test_pages_for_very_large_ordinary_arrays_are_not_kept(
         assert all(size > 0 for size in staged) == bool(kept)
 
 
+async def test_room_for_a_very_large_result_goes_with_the_next_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("aiops.collective.shared.memory.STAGED_BYTES_KEPT", 0)
+    gc.collect()
+    async with members(2) as them:
+        seen = []
+        for count in (10 * LARGE, LARGE, LARGE, LARGE):
+            arrays = numbers(2, count)
+            expected = left_fold(arrays)
+            await them.all(all_reduce(count), arrays)
+            assert {array.tobytes() for array in arrays} == {expected.tobytes()}
+            seen.append([group._memory.results.array.size for group in them.groups])
+        assert seen[0] > seen[1]
+        assert seen[1] == seen[2] == seen[3]
+        await turns()
+        assert all(
+            len(link.segments) <= 3  # the board, that of the result, and one that is about to go
+            for group in them.groups
+            for link in group._links.values()
+        )
+
+
 async def test_nothing_is_left_of_a_group() -> None:
     gc.collect()
     files, maps = open_files(), mappings()

@@ -8,6 +8,7 @@ calls.
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections import deque
 from collections.abc import Mapping
@@ -28,7 +29,8 @@ BOARD: Final = -1
 
 STAGED_BYTES_KEPT: Final = 256 * 1024 * 1024
 """Ordinary arrays are copied into pages that are kept for the next one up to this size: fresh pages
-cost more than the copy. `Arena.empty` needs none of it."""
+cost more than the copy. `Arena.empty` needs none of it. What is kept of a larger result goes with
+the next call that is smaller."""
 
 SPARE_BYTES_MAX: Final = 256 * 1024 * 1024
 """Of all spares of a group together. There is one for each size of array; arrays beyond this are
@@ -96,8 +98,9 @@ class GroupMemory:
         return number, array
 
     def grown(self, memory: Private, size: int) -> Private:
-        """Return `staged` or `results` with room for so many bytes."""
-        if memory.array.size < size:
+        """Return `staged` or `results` with room for so many bytes, and not for far too many."""
+        too_much = memory.array.size - mmap.PAGESIZE >= max(size, STAGED_BYTES_KEPT)
+        if memory.array.size < size or too_much:
             if memory.number:
                 self._dropped.append(memory.number)
             memory.number, memory.array = self.create(size)
