@@ -19,6 +19,7 @@ from aiops.collective import schedule
 from aiops.collective.call import REDUCTIONS, Array, Call
 from aiops.collective.plan import Plan, make_plan
 from aiops.collective.shared import HostPart, LoneMember, ShareLink, lanes_of
+from aiops.collective.shared.board import Board
 from aiops.collective.steps import Span
 from aiops.collective.topology import in_order
 from aiops.compression import Codec
@@ -184,7 +185,8 @@ class HostsRingGroup(MeetingRingGroup):
         if not call.number:
             return here or "the arrays of this host are not combined"
         if self._exchanged is not None and self._exchanged.done() and not self._whole:
-            return "not all members of this host have their part of the result"
+            late = self._late(Board.VOTED, "not its part of the result")
+            return late or "not all members have confirmed it"
         text = super()._missing(call)
         # Who has come, but waits for another one of its host, says nothing to the other hosts.
         return f"{text}, or wait for others of their hosts" if text.endswith("begun it") else text

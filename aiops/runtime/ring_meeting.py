@@ -16,6 +16,7 @@ import numpy as np
 from aiops.collective.call import Array, Call
 from aiops.collective.plan import make_plan
 from aiops.collective.shared import LoneMember, Neighbours, ShareLink
+from aiops.collective.shared.board import Board
 from aiops.errors import AiopsError, DialFailed, JoinTimeout
 from aiops.runtime.host_memory import HostMemory
 from aiops.runtime.ring_call import RingCall, RingWork
@@ -111,13 +112,17 @@ class MeetingRingGroup(RingGroup):
 
     def _not_begun(self) -> str:
         """Say who of this host has not come to the call; empty if all have."""
+        return self._late(Board.ARRIVED, "not begun it")
+
+    def _late(self, word: int, what: str) -> str:
+        """Say who of this host is not as far as a word of their boards says; empty if all are."""
         if self.part is None:
             return ""
-        late = [self.near[place] for place in self.part.missing()]
+        late = [self.near[place] for place in self.part.missing(word)]
         names = [str(self.peers[index]) for index in late if index != self.index]
         if not names:
             return ""
-        return f"{', '.join(names)} {'has' if len(names) == 1 else 'have'} not begun it"
+        return f"{', '.join(names)} {'has' if len(names) == 1 else 'have'} {what}"
 
     # --- the end ---
 

@@ -206,6 +206,29 @@ async def test_who_goes_another_way_is_found_although_its_host_waits_for_it(
     await run_members(4, member)
 
 
+async def test_a_deadline_names_who_of_the_host_has_no_part_of_the_result(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    on_hosts(monkeypatch, lambda rank: rank % 2)
+
+    async def member(worker: aiops.Worker, ring: Ring) -> None:
+        array = np.full(1000, 7, np.float32)
+        await ring.all_reduce(array)
+        if ring.rank == 2:
+            part: Any = ring._group.part  # type: ignore[attr-defined]
+            monkeypatch.setattr(part, "complete", lambda *given: asyncio.Event().wait())
+        call = asyncio.ensure_future(ring.all_reduce(array, timeout_s=60 if ring.rank else 0.2))
+        await until(lambda: ring.broken)
+        if ring.rank == 2:
+            call.cancel()  # it would wait for ever
+        else:
+            with pytest.raises(CollectiveAborted, match=r"worker 2 \(.*\) has not its part of the"):
+                await call
+        assert (array == 28).all()
+
+    await run_members(4, member)
+
+
 async def test_members_of_a_host_that_differ_in_compression_hear_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -182,7 +182,7 @@ class LoneMember:
         if self._stopped is not None:
             raise self._stopped()
 
-    def missing(self) -> list[int]:
+    def missing(self, word: int = Board.ARRIVED) -> list[int]:
         """Return nobody: see `Neighbours.missing`."""
         return []
 

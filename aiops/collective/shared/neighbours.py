@@ -226,10 +226,10 @@ class Neighbours:
         if self._woken is not None and not self._woken.done():
             self._woken.set_result(None)
 
-    def missing(self) -> list[int]:
-        """Return the members that have not come to the call that this one has come to."""
+    def missing(self, word: int = Board.ARRIVED) -> list[int]:
+        """Return who has not come to the call that this one has come to, or `VOTED` on it."""
         boards = self._boards
-        come = [at for at in boards if boards[at].words[Board.ARRIVED] >= self.begun]
+        come = [at for at in boards if boards[at].words[word] >= self.begun]
         return [member for member in range(self.size) if member not in come]
 
     # --- the end ---
