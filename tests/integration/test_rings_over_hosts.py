@@ -15,7 +15,7 @@ import pytest
 import aiops
 from aiops.collective.member import Reduction
 from aiops.collective.shared import supported
-from aiops.errors import CollectiveAborted, CollectiveMismatch, UsageError
+from aiops.errors import Closed, CollectiveAborted, CollectiveMismatch, UsageError
 from aiops.runtime.ring_hosts import HostsRingGroup
 from aiops.workers.ring import Ring
 from apart import on_hosts, run_members
@@ -225,6 +225,29 @@ async def test_a_deadline_names_who_of_the_host_has_no_part_of_the_result(
             with pytest.raises(CollectiveAborted, match=r"worker 2 \(.*\) has not its part of the"):
                 await call
         assert (array == 28).all()
+
+    await run_members(4, member)
+
+
+async def test_when_nothing_works_any_more_who_waits_for_its_host_hears_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As when the scheduler is lost: nobody says anything about the ring then."""
+    on_hosts(monkeypatch, lambda rank: rank % 2)
+
+    async def member(worker: aiops.Worker, ring: Ring) -> None:
+        array = np.full(1000, 7, np.float32)
+        await ring.barrier()
+        if ring.rank == 2:
+            await until(lambda: ring.broken)
+            return
+        call = asyncio.ensure_future(ring.all_reduce(array))
+        await turns(10)
+        if ring.rank == 0:
+            ring._desk.failed(Closed("the job is over"))
+        with pytest.raises(Closed if ring.rank == 0 else CollectiveAborted):
+            await call
+        assert (array == 7).all()
 
     await run_members(4, member)
 
