@@ -263,6 +263,7 @@ async def test_members_of_a_host_that_differ_in_compression_hear_it(
             await ring.all_reduce(array, compression="fp16" if ring.rank < 2 else None)
         assert "compressed by fp16" in str(caught.value)
         assert "differ in compression: worker " in str(caught.value)
+        assert ring.broken
         assert (array == 7).all()
 
     await run_members(4, member)
