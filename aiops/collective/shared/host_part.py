@@ -121,6 +121,8 @@ class HostPart(Neighbours):
     async def _complete(self, call: Call, flat: Array) -> list[tuple[Span, Array]]:
         number = self.begun
         self._tell(Board.VOTED, number)
+        # Not for the results, which everybody confirms anyway: who has not voted may still read
+        # the others' arrays, and who has confirmed may be cancelled and write into its own.
         await self._until(partial(self._all, Board.VOTED, number), number)
         spans = self._spans(call.count)
         chunk = spans[self.index].elements * flat.itemsize
