@@ -306,6 +306,19 @@ MOMENTS: Final = 14
 """More than there are: the last ones find nothing to stop, and the call ends well."""
 
 
+async def reduce_in_the_end(worker: aiops.Worker, ring: Ring, array: Any) -> None:
+    """Go on with those who are left, as often as the ring has to be formed anew."""
+    array[:] = worker.rank + 1
+    while True:
+        try:
+            await ring.all_reduce(array)
+            break
+        except CollectiveAborted:
+            assert (array == worker.rank + 1).all()
+            await ring.reform()
+    assert (array == sum(rank + 1 for rank in ring.workers)).all()
+
+
 @pytest.mark.parametrize("step", range(1, MOMENTS + 1))
 @pytest.mark.parametrize("victim", [0, 3])
 @pytest.mark.parametrize("fate", ["pause", "freeze", "freeze beside", "kill"])
@@ -365,15 +378,7 @@ async def test_a_fault_at_each_step(
         moment.armed = False
         expected = {"done": 10, "given up": ring.rank + 1, "cancelled": 1e6}[outcomes[ring.rank]]
         assert (array == expected).all()
-        array[:] = worker.rank + 1
-        while True:
-            try:
-                await ring.all_reduce(array)
-                break
-            except CollectiveAborted:
-                assert (array == worker.rank + 1).all()
-                await ring.reform()
-        assert (array == sum(rank + 1 for rank in ring.workers)).all()
+        await reduce_in_the_end(worker, ring, array)
 
     if fate == "kill":
         try:
