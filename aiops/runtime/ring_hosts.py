@@ -93,6 +93,7 @@ class HostsRingGroup(MeetingRingGroup):
         lent, read = self.part.reading.lent, self.part.reading.read
         flight = self._take_off(call, flat, timeout_s, str(call))
         try:
+            self._call_up(flight)
             for peer, frame in self._early.of(self._begun + 1):
                 self._compare_early(peer, frame)
             await self._fly(flight, call, flat, codec)
@@ -112,6 +113,14 @@ class HostsRingGroup(MeetingRingGroup):
             self.traffic["received"] += self.part.reading.read - read
             self._flight = self._exchanged = None
             flight.stop_timer()
+
+    def _call_up(self, flight: RingCall) -> None:
+        """Connect before the call begins: who has gone another way may wait for that to say so."""
+        here = RingBegin(operation=0, ring=self.formed.ring, generation=self.formed.generation)
+        for peer in map(self.peers.__getitem__, self._partners(flight)):
+            if peer.index > self.index and peer.link is None:
+                peer.dial(self._van, self._postoffice, flight.timeout_s)
+                peer.send(here)
 
     async def _fly(self, flight: RingCall, call: Call, flat: Array, codec: Codec | None) -> None:
         part = self.part
