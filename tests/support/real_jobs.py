@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO, Any, Final
 
@@ -64,12 +64,14 @@ then all stop after one common step."""
 class Process:
     """One process, and the lines that it has printed so far."""
 
-    def __init__(self, name: str, *command: str, **environment: str) -> None:
+    def __init__(
+        self, name: str, *command: str, inside: Sequence[str] = (), **environment: str
+    ) -> None:
         self.name = name
         self.lines: list[Line] = []
         self._news = threading.Condition()
         self._popen = subprocess.Popen(
-            [sys.executable, *command],
+            [*inside, sys.executable, *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
