@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from aiops.collective.cost_model import LOOPBACK
 from aiops.collective.network import Network, network_of
 
 LEGS, FEW, MANY = 4, 4096, 1 << 20
@@ -32,7 +33,7 @@ def symmetrical(size: int, seed: int, low: float, high: float) -> NDArray[Any]:
 
 @given(st.integers(2, 7), st.integers(0, 2**32 - 1))
 def test_the_costs_are_found_whoever_begins_late(size: int, seed: int) -> None:
-    alpha = symmetrical(size, seed, 1e-5, 1e-2)
+    alpha = symmetrical(size, seed, LOOPBACK.alpha_s, 1e-2)
     beta = symmetrical(size, seed + 1, 1e-9, 1e-6)
     late = np.random.default_rng(seed).uniform(-1e-3, 1e-3, (3, size, size))
     network = network_of(measured(alpha, beta, late - late.transpose(0, 2, 1)), LEGS, FEW, MANY)
@@ -51,6 +52,15 @@ def test_whatever_was_measured_something_follows(size: int, seed: int) -> None:
         times = network.choose(kind, 1000).predicted_s.values()
         assert np.isfinite(list(times)).all()
         assert min(times) >= 0
+
+
+def test_a_link_that_lets_bursts_pass_is_not_taken_for_one_whose_messages_cost_nothing() -> None:
+    """100 Mbit/s by a token bucket: 4 KiB pass in 0.1 ms, 1 MiB takes 84."""
+    rows = np.full((4, 4, 4), 0.084)
+    rows[..., 0] = LEGS * 1e-4
+    network = network_of(rows, LEGS, FEW, MANY)
+    assert network.choose("all_reduce", 16).algorithm == "recursive-doubling"
+    assert network.choose("all_reduce", 1 << 24).algorithm == "ring"
 
 
 def one_slow(a: int, b: int) -> Network:
