@@ -132,7 +132,9 @@ def network_of(seconds: Matrix, legs: int, few_bytes: int, many_bytes: int) -> N
     many = seconds[..., 1:]
     both = ((many + many.transpose(1, 0, 2)) / 2).min(axis=2)
     beta = np.maximum(LEAST_S, both - once) / (many_bytes - few_bytes)
-    alpha = np.maximum(np.minimum(LOOPBACK.alpha_s, once), once - few_bytes * beta)
+    of_bytes = few_bytes * beta
+    alpha = np.where(of_bytes > once, once, once - of_bytes)
+    alpha = np.maximum(np.minimum(LOOPBACK.alpha_s, once), alpha)
     np.fill_diagonal(alpha, 0.0)
     np.fill_diagonal(beta, LEAST_S / many_bytes)
     return Network(alpha, beta)

@@ -59,6 +59,7 @@ def test_a_link_that_lets_bursts_pass_is_not_taken_for_one_whose_messages_cost_n
     rows = np.full((4, 4, 4), 0.084)
     rows[..., 0] = LEGS * 1e-4
     network = network_of(rows, LEGS, FEW, MANY)
+    assert network.link("all_reduce", "ring").alpha_s == pytest.approx(1e-4)
     assert network.choose("all_reduce", 16).algorithm == "recursive-doubling"
     assert network.choose("all_reduce", 1 << 24).algorithm == "ring"
 
