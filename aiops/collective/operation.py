@@ -120,6 +120,16 @@ class Operation:
         """Whether everything was sent and received."""
         return not self._open
 
+    @property
+    def lacking(self) -> set[int]:
+        """The peers of which pieces are still to come."""
+        pieces = zip(self.plan.receives, self._receive_waits, strict=True)
+        return {
+            piece.peer
+            for number, (piece, waits) in enumerate(pieces)
+            if waits >= 0 and number not in self._held
+        }
+
     # --- in ---
 
     def destination(
@@ -361,6 +371,12 @@ class Confirmation:
     def done(self) -> bool:
         """Whether all ranks have the result."""
         return self._started and self._round == self._rounds
+
+    @property
+    def lacking(self) -> set[int]:
+        """The rank from which this one has to hear next, if any."""
+        over = self._round == self._rounds
+        return set() if over else {(self._rank - (1 << self._round)) % self._size}
 
     def partners(self) -> list[int]:
         """Return all ranks that this one tells or hears."""

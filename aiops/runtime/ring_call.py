@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -111,6 +111,24 @@ class RingCall:
         """Note bytes that go to a member that may not have begun."""
         if peer not in self.begun:
             self._early[peer] = self._early.get(peer, 0) + size
+
+    def missing(self, partners: Iterable[int], peers: Mapping[int, object]) -> str:
+        """Say what it waits for, and whom of those with whom it has to do."""
+        if not self.number:
+            return "the operations before it are not done"
+
+        def names(of: Iterable[int]) -> str:
+            return ", ".join(str(peers[index]) for index in sorted(of))
+
+        late = set(partners) - self.begun
+        if late:
+            return f"{names(late)} {'has' if len(late) == 1 else 'have'} not begun it"
+        if self.confirmation.started:
+            return f"{names(self.confirmation.lacking)} has not confirmed it"
+        lacking = self.operation.lacking
+        if lacking:
+            return f"not all pieces of {names(lacking)} have come"
+        return f"not all pieces have left for {names(self.operation.ready())}"
 
     def renounce(self) -> None:
         """Leave the caller's arrays alone whatever happens: nobody awaits the call any more."""

@@ -365,18 +365,7 @@ class RingGroup:
         self.stop("timeout", f"{self.me} gives up: {text}", mine=text)
 
     def _missing(self, call: RingCall) -> str:
-        if not call.number:
-            return "the operations before it are not done"
-        late = [
-            str(peer)
-            for index, peer in sorted(self.peers.items())
-            if index not in call.begun and index in self._partners(call)
-        ]
-        if late:
-            return f"{', '.join(late)} {'has' if len(late) == 1 else 'have'} not begun it"
-        if not call.confirmation.started:
-            return "not all pieces have come"
-        return "not all members have confirmed it"
+        return call.missing(self._partners(call), self.peers)
 
     @property
     def me(self) -> str:
