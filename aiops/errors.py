@@ -205,7 +205,8 @@ class CollectiveAborted(AiopsError):
     """A collective operation has ended without effect on any member; the arrays are unchanged.
 
     `lost` has the ranks of workers that are lost, `cause` is one word: lost, left, mismatch,
-    timeout, cancelled or connection. The next call forms the ring anew, of those who are left.
+    timeout, cancelled or connection. The ring is broken then, until all members that are left have
+    called `reform`.
     """
 
     def __init__(

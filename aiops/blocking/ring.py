@@ -81,7 +81,7 @@ class Ring:
 
     @property
     def transport(self) -> str:
-        """How calls travel: "tcp" or "shared-memory"."""
+        """How calls travel: "tcp", "shared-memory" or "shared-memory+tcp"."""
         return self._ring.transport
 
     def reform(self, *, timeout_s: float | None = None) -> None:

@@ -111,6 +111,13 @@ class Rings:
         door = _door(asked)
         if self._desk is None:
             first = {key: DOOR[key] if value is None else value for key, value in door.items()}
+            here = self._postoffice.local_host
+            if (
+                door["insecure"]
+                and door["bind"] is door["advertise"] is None
+                and not _loopback(here)
+            ):
+                first["bind"] = Address(here, 0)  # where the scheduler is, other workers are
             self._desk, self._first = self._new_desk(**first), first
         for key, value in door.items():
             if value not in (None, self._first[key]):
@@ -128,14 +135,13 @@ class Rings:
         transport: str,
         connections: int,
     ) -> RingDesk:
-        if advertise is None and _loopback(bind.host):
-            here = self._postoffice.local_host
-            if not _loopback(here):
-                raise ConfigError(
-                    f"this worker reaches the scheduler from {here}, so other workers may run "
-                    f"on other machines, and they cannot reach {bind}: give bind= an "
-                    f"address of this machine, for example {here}:0, with insecure=True"
-                )
+        here = self._postoffice.local_host
+        if advertise is None and _loopback(bind.host) and not _loopback(here):
+            raise ConfigError(
+                f"this worker reaches the scheduler from {here}, so other workers may run on other "
+                f"machines, and they cannot reach {bind}: insecure=True (--insecure) lets it "
+                f"listen on {here}, without encryption, and bind= on another address besides"
+            )
         return RingDesk(
             self._van,
             self._postoffice,

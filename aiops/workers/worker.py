@@ -254,7 +254,8 @@ class Worker(WorkerIdentity, KeepsState):
             How long a call waits for the others, unless it says otherwise: 600 s if not given.
         bind, advertise, insecure
             Where other workers reach this one, as for `Server`: any free port of 127.0.0.1 if not
-            given. These, `transport` and `connections` of a worker's first ring hold for all.
+            given. With `insecure=True` alone, of the address from which this worker reaches the
+            scheduler. These, `transport` and `connections` of a worker's first ring hold for all.
         transport
             "auto": shared memory between processes of one host, otherwise TCP; or one of the two.
         topology

@@ -32,7 +32,7 @@ _UNITS = ((1 << 20, "MB"), (1 << 10, "KB"), (1, "B"))
 
 @click.group(epilog="Example:  aiops bench push-pull")
 def bench() -> None:
-    """Measure push and pull, codecs, and sparse tables on this machine."""
+    """Measure push and pull, all-reduces, codecs, and sparse tables on this machine."""
 
 
 bench.add_command(codecs)
@@ -102,9 +102,11 @@ def all_reduce(
     """Time all-reduces between processes, over TCP and over shared memory.
 
     Arrays of 4 KB to 64 MB of float32. In turns with aiops a ring of raw sockets does the same, and
-    so do gloo and MPI where they are installed. Of more than two processes aiops is also timed as
-    if odd and even ones were on two hosts, TCP between and memory inside. The ratios of the medians
-    are the figures to compare between machines.
+    so do gloo and MPI where they are installed. "tcp empty" and "shared" reduce arrays of
+    `ring.empty`, "tcp" and "shared copied" ordinary ones. "two hosts", of more than two processes,
+    does as if odd and even ones were on two hosts, TCP between and memory inside. "in process" is
+    an `InProcessRing`, beside copying the arrays once. The ratios of the medians are the figures to
+    compare between machines.
     """
     rows = aiops.run(
         measure_all_reduce(

@@ -240,7 +240,7 @@ def train(
                 raise click.UsageError(
                     f"--{flag} is for a cluster started here; not with --scheduler"
                 )
-        seat = Seat(scheduler_address(scheduler, cluster), name, quiet, as_json)
+        seat = Seat(scheduler_address(scheduler, cluster), name, quiet, as_json, insecure)
         if isinstance(task, SparseTask):
             return aiops.run(train_sparse_as_worker(task, seat))
         return aiops.run(train_as_worker(task.data, task.target, task.config, seat))

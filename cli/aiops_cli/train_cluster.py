@@ -87,6 +87,7 @@ async def _train(
     def programs(scheduler: aiops.Scheduler, console: Console) -> list[Program]:
         command = [sys.executable, "-m", "aiops", "train", *task.flags(), "--quiet", "--json"]
         command += ["--scheduler", scheduler.address, *plan.log_options]
+        command += ["--insecure"] if plan.insecure else []
         return [
             Program(
                 name,

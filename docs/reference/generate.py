@@ -48,6 +48,8 @@ GENERAL = (
     aiops.init.Initializer,
     aiops.trainers.Model,
 )
+ATTRIBUTES = r"^Attributes\n-+\n(.*?)(?=^\w+\n-+$|\Z)"
+ATTRIBUTE = r"^(\w+(?:, \w+)*)(?: : .*)?\n((?:    .*\n?)+)"
 TWINS = {"aiops.blocking"}  # the methods are those of the twin and are not listed again
 
 
@@ -97,20 +99,33 @@ def _is_error(value: type) -> bool:
 
 
 def _members(value: type) -> Iterator[str]:
+    yield from (line for _, line in sorted([*_attributes(value), *_named_members(value)]))
+
+
+def _attributes(value: type) -> Iterator[tuple[str, str]]:
+    """Yield what a docstring says of attributes, but for those that are parts of the making."""
+    section = re.search(ATTRIBUTES, inspect.getdoc(value) or "", re.MULTILINE | re.DOTALL)
+    for names, text in re.findall(ATTRIBUTE, section[1] if section else "", re.MULTILINE):
+        shown = [name for name in names.split(", ") if not hasattr(value, name)]
+        if shown and "for those who build on" not in text:
+            yield shown[0], f"{', '.join(f'`{name}`' for name in shown)}: {_first_line(text)}"
+
+
+def _named_members(value: type) -> Iterator[tuple[str, str]]:
     said = {name for base in GENERAL if issubclass(value, base) for name in vars(base)}
     for name, member in inspect.getmembers(value):
         if name.startswith(("_", "link_")) or (value not in GENERAL and name in said):
             continue
         if isinstance(member, property):
-            yield f"`{name}`: {_first_line(member)}"
+            yield name, f"`{name}`: {_first_line(member)}"
         elif inspect.isfunction(member) and member.__module__.startswith("aiops."):
             waits = "await " if inspect.iscoroutinefunction(member) else ""
-            yield f"`{waits}{name}{_signature(member)}`: {_first_line(member)}"
+            yield name, f"`{waits}{name}{_signature(member)}`: {_first_line(member)}"
 
 
 def _first_line(value: object) -> str:
-    documented = inspect.getdoc(value) or ""
-    return re.sub(r"\s+", " ", documented.split("\n\n")[0]).rstrip(".")
+    documented = value if isinstance(value, str) else inspect.getdoc(value) or ""
+    return re.sub(r"\s+", " ", documented.split("\n\n")[0]).strip().rstrip(".")
 
 
 def _signature(value: Any) -> str:

@@ -38,3 +38,16 @@ def test_every_public_name_is_there() -> None:
         if f"`{name}" not in text and f"`{module}.{name}`" not in text
     ]
     assert missing == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "- `rank`, `world_size`: This member's place in the ring",
+        "- `name`, `shape`: As",
+        "- `proxies`: One",
+    ],
+)
+def test_what_is_set_by_the_constructor_is_there(line: str) -> None:
+    text = (REFERENCE / "api.md").read_text(encoding="utf-8")
+    assert line in text

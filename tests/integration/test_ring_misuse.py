@@ -19,6 +19,7 @@ from aiops.errors import (
     ConfigError,
     UsageError,
 )
+from aiops.runtime.postoffice import Postoffice
 from aiops.workers.ring import Ring
 from local_jobs import local_job, together, until
 
@@ -462,3 +463,17 @@ async def test_memory_that_there_is_not_and_a_ring_that_was_left(transport: str)
             await ring.all_reduce(ones())
 
     await two(member, transport)
+
+
+async def test_a_scheduler_on_another_machine_wants_a_door_that_others_can_reach(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with local_job(servers=0) as cluster, cluster.connect() as worker:
+        monkeypatch.setattr(Postoffice, "local_host", "192.0.2.7")  # no machine has this address
+        for closed in ({}, {"bind": "127.0.0.1:0"}, {"bind": "localhost:0", "insecure": True}):
+            with pytest.raises(ConfigError, match=r"insecure=True \(--insecure\) .* 192\.0\.2\.7"):
+                await worker.ring("r", **closed)
+        with pytest.raises(AiopsError, match=r"cannot listen on 192\.0\.2\.7:0"):
+            await worker.ring("r", insecure=True)
+        ring = await worker.ring("r", bind="0.0.0.0:0", insecure=True, timeout_s=10)
+        assert ring.world_size == 1

@@ -28,7 +28,7 @@ def say(event, **facts):
 
 async def work():
     async with aiops.connect() as worker:
-        ring = await worker.ring("r", timeout_s=60, bind=os.environ["OWN"] + ":0", insecure=True)
+        ring = await worker.ring("r", timeout_s=60, insecure=True)
         array = np.empty(300_001, np.float32)
         start = np.arange(array.size, dtype=np.float32) / (3 + worker.rank)
         array[:] = start
@@ -82,8 +82,14 @@ class Hosts:
 
     def start(self, side: str, name: str, *command: str, **environment: str) -> Process:
         inside = ("ip", "netns", "exec", self.names[side])
-        own = self.addresses[side]
-        return Process(name, *command, inside=inside, OWN=own, AIOPS_NAME=name, **environment)
+        return Process(name, *command, inside=inside, AIOPS_NAME=name, **environment)
+
+    def start_scheduler(self, workers: int, *options: str) -> Process:
+        return self.start(
+            *("left", "scheduler", "-m", "aiops", "scheduler", "--insecure"),
+            *("--bind", f"{self.addresses['left']}:0", "--servers", "0"),
+            *("--workers", str(workers), *options),
+        )
 
 
 @contextmanager
@@ -105,10 +111,8 @@ def test_members_find_out_who_shares_their_host_and_a_host_that_is_cut_off_is_le
     running: list[Process] = []
     with two_hosts() as hosts:
         try:
-            scheduler = hosts.start(
-                *("left", "scheduler", "-m", "aiops", "scheduler", "--insecure"),
-                *("--bind", f"{hosts.addresses['left']}:0", "--servers", "0", "--workers", "4"),
-                *("--heartbeat-s", str(HEARTBEAT_S), "--on-worker-loss", "continue"),
+            scheduler = hosts.start_scheduler(
+                4, "--heartbeat-s", str(HEARTBEAT_S), "--on-worker-loss", "continue"
             )
             running.append(scheduler)
             address = scheduler.wait_for("ready")["address"]
@@ -135,6 +139,22 @@ def test_members_find_out_who_shares_their_host_and_a_host_that_is_cut_off_is_le
                 assert (again["workers"], again["transport"]) == (ranks, "shared-memory")
                 assert again["each"] == 2.0
                 assert member.end() == 0
+        finally:
+            for process in running:
+                process.kill()
+
+
+def test_a_built_in_training_in_a_ring_of_two_hosts() -> None:
+    running: list[Process] = []
+    with two_hosts() as hosts:
+        try:
+            running.append(hosts.start_scheduler(2))
+            address = running[0].wait_for("ready")["address"]
+            train = ("-m", "aiops", "train", "softmax", "--sync", "ring", "--steps", "5")
+            for side in hosts.names:
+                member = hosts.start(side, side, *train, "--insecure", "--scheduler", address)
+                running.append(member)
+            assert [process.end() for process in running] == [0, 0, 0]
         finally:
             for process in running:
                 process.kill()
