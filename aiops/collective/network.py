@@ -7,7 +7,7 @@ and is as slow as the slowest of them; that is the `Link` with which the cost mo
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property, lru_cache
 from typing import Any, Final
 
@@ -34,6 +34,8 @@ class Network:
     ----------
     alpha_s, beta_s_per_byte : arrays of shape (p, p)
         What a message costs between each two members, and a byte of it; both symmetrical.
+    usual
+        The order without measuring, as for `ring_order`.
 
     Attributes
     ----------
@@ -41,9 +43,9 @@ class Network:
         In which order sums by the ring go round.
     """
 
-    def __init__(self, alpha_s: Matrix, beta_s_per_byte: Matrix) -> None:
+    def __init__(self, alpha_s: Matrix, beta_s_per_byte: Matrix, usual: Sequence[int] = ()) -> None:
         self.alpha_s, self.beta_s_per_byte = alpha_s, beta_s_per_byte
-        self.order = ring_order(1.0 / beta_s_per_byte)
+        self.order = ring_order(1.0 / beta_s_per_byte, usual)
         self._links: dict[tuple[str, Algorithm], Link] = {}
 
     @cached_property
@@ -106,7 +108,9 @@ def _pairs(kind: Any, algorithm: Algorithm, size: int) -> tuple[tuple[int, int],
     )
 
 
-def network_of(seconds: Matrix, legs: int, few_bytes: int, many_bytes: int) -> Network:
+def network_of(
+    seconds: Matrix, legs: int, few_bytes: int, many_bytes: int, usual: Sequence[int] = ()
+) -> Network:
     """Return the links that were measured.
 
     Parameters
@@ -120,6 +124,8 @@ def network_of(seconds: Matrix, legs: int, few_bytes: int, many_bytes: int) -> N
         How many messages one after the other the few were.
     few_bytes, many_bytes
         Sent each time.
+    usual
+        As for `Network`.
 
     Notes
     -----
@@ -137,4 +143,4 @@ def network_of(seconds: Matrix, legs: int, few_bytes: int, many_bytes: int) -> N
     alpha = np.maximum(np.minimum(LOOPBACK.alpha_s, once), alpha)
     np.fill_diagonal(alpha, 0.0)
     np.fill_diagonal(beta, LEAST_S / many_bytes)
-    return Network(alpha, beta)
+    return Network(alpha, beta, usual)

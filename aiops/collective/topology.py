@@ -30,8 +30,9 @@ EXACT_MAX: Final = 10
 """A table for so many members takes a tenth of a second, and for each one more twice as long."""
 
 WORTH_IT: Final = 1.25
-"""The order of the ranks stays unless another one is so much better: a measurement of equal links
-differs by some percent, and an order that changes from run to run changes bits."""
+"""The usual order stays unless another one is so much better: a measurement of equal links differs
+by some percent, and an order that changes from run to run changes bits. Where members share hosts
+it also leaves each host once only, which a slowest link does not tell."""
 
 
 def slowest_link(bandwidth: Matrix, order: Sequence[int]) -> float:
@@ -40,18 +41,21 @@ def slowest_link(bandwidth: Matrix, order: Sequence[int]) -> float:
     return float(min(links, default=np.inf))
 
 
-def ring_order(bandwidth: Matrix) -> tuple[int, ...]:
+def ring_order(bandwidth: Matrix, usual: Sequence[int] = ()) -> tuple[int, ...]:
     """Return the members in the order of the ring; the same for the same matrix.
 
     Parameters
     ----------
     bandwidth : array of shape (p, p)
         From each member to each other, above zero. Of both directions the slower one counts.
+    usual
+        The order without measuring; that of the ranks if not given.
 
     Returns
     -------
     order
-        Each member once, 0 first. The order of the ranks, if no other is a quarter better.
+        Each member once, 0 first unless it is the usual one, which it is if no other is a quarter
+        better.
 
     Raises
     ------
@@ -65,12 +69,12 @@ def ring_order(bandwidth: Matrix) -> tuple[int, ...]:
     np.fill_diagonal(both, np.inf)
     if not np.all(both > 0):
         raise ValueError("each link needs a bandwidth above zero")
-    ranks = tuple(range(size))
+    usual = tuple(usual) or tuple(range(size))
     if size < 4:  # there is one cycle only
-        return ranks
+        return usual
     best = _exact(both) if size <= EXACT_MAX else _improved(both)
-    if slowest_link(both, best) < WORTH_IT * slowest_link(both, ranks):
-        return ranks
+    if slowest_link(both, best) < WORTH_IT * slowest_link(both, usual):
+        return usual
     return best if best[1] < best[-1] else (0, *best[:0:-1])  # of both ways round always the same
 
 

@@ -202,7 +202,9 @@ class Ring(Member):
         self._network = None
         while self._measured and self.transport != "shared-memory" and self.world_size > 1:
             try:
-                self._network = await measured_network(self, self._group, self._call_timeout_s)
+                self._network = await measured_network(
+                    self, self._group, self._call_timeout_s, self._order
+                )
                 self._order = self._network.order
                 self._choices.clear()
                 if isinstance(self._group, HostsRingGroup):

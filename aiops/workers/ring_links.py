@@ -7,6 +7,7 @@ What follows from it is `aiops.collective.network`.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -58,10 +59,12 @@ async def measured_links(group: RingGroup, timeout_s: float) -> NDArray[Any]:
     return row
 
 
-async def measured_network(ring: Member, group: RingGroup, timeout_s: float) -> Network:
+async def measured_network(
+    ring: Member, group: RingGroup, timeout_s: float, usual: Sequence[int]
+) -> Network:
     """Measure the links, tell all members, and return what follows: the same on all."""
-    row = await measured_links(group, timeout_s)
-    return network_of(await ring.all_gather(row, algorithm="ring"), LEGS, 4 * FEW, 4 * MANY)
+    rows = await ring.all_gather(await measured_links(group, timeout_s), algorithm="ring")
+    return network_of(rows, LEGS, 4 * FEW, 4 * MANY, usual)
 
 
 async def _seconds(group: RingGroup, work: RingWork, timeout_s: float) -> float:

@@ -17,6 +17,7 @@ from aiops.collective.member import Reduction
 from aiops.collective.shared import supported
 from aiops.errors import Closed, CollectiveAborted, CollectiveMismatch, UsageError
 from aiops.runtime.ring_hosts import HostsRingGroup
+from aiops.workers import ring_links
 from aiops.workers.ring import Ring
 from apart import on_hosts, run_members
 from host_steps import Killed, Moment, watch
@@ -393,3 +394,19 @@ async def test_a_fault_at_each_step(
     assert len(said) == 1, outcomes
     if fate == "pause" or not moment.there.is_set():
         assert "given up" not in said
+
+
+async def test_links_that_are_alike_leave_the_members_of_a_host_behind_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def alike(group: Any, timeout_s: float) -> Any:
+        return np.full((group.size, 1 + ring_links.REPEATS), 0.01)
+
+    on_hosts(monkeypatch, lambda rank: rank % 2)
+    monkeypatch.setattr(ring_links, "measured_links", alike)
+
+    async def member(worker: aiops.Worker, ring: Ring) -> tuple[list[int], list[int]]:
+        measured = await worker.ring("measured", topology="measured")
+        return ring.order, measured.order
+
+    assert await run_members(4, member) == 4 * [([0, 2, 1, 3], [0, 2, 1, 3])]
