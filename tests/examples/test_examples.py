@@ -116,6 +116,16 @@ def test_blocking_script_under_launch(tmp_path: Path, environment: dict[str, str
     assert sorted(output.splitlines()) == [f"worker {rank}: [1. 2. 3.]" for rank in range(2)]
 
 
+@pytest.mark.skipif(find_spec("sklearn") is None, reason="the data comes with scikit-learn")
+def test_elastic_ring_under_launch(tmp_path: Path, environment: dict[str, str]) -> None:
+    launch = ("-m", "aiops", "launch", "--servers", "0", "--workers", "4")
+    script = ("--on-worker-loss", "continue", "--", sys.executable, EXAMPLES / "elastic_ring.py")
+    lines = sorted(run(*launch, *script, folder=tmp_path, environment=environment).splitlines())
+    assert [line.split(":")[0] for line in lines] == ["worker 0", "worker 1", "worker 3"]
+    assert len({line.split(":")[1] for line in lines}) == 1
+    assert number(r"ring of 3, accuracy (0\.\d+)", lines[0]) > 0.95
+
+
 def test_linear_regression_at_fixed_ports(tmp_path: Path, environment: dict[str, str]) -> None:
     """The ports of the file are exchanged for free ones: the machine may use the former."""
     text = (EXAMPLES / "linear_regression" / "cluster.toml").read_text()
