@@ -143,12 +143,14 @@ def test_who_reads_meanwhile_sees_the_old_pages_or_the_new() -> None:
 def test_only_an_array_with_a_segment_of_its_own_has_a_spare() -> None:
     arena = Arena()
     whole = arena.empty(ALONE)
-    for other in (whole[:100_000], whole[1024:], arena.empty(1000), np.empty(ALONE, np.float32)):
+    parts = (whole[:100_000], whole[1024:], whole[2:-2], whole[1:], whole[:-1])
+    for other in (*parts, arena.empty(1000), np.empty(ALONE, np.float32)):
         assert arena.spare(other) is None
     spare = arena.spare(whole)
     assert spare is not None
     assert arena.can_exchange(whole, spare)
     assert not arena.can_exchange(arena.empty(2 * ALONE), spare)
+    assert not any(arena.can_exchange(part, spare) for part in parts)
 
 
 @given(

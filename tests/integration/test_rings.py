@@ -88,6 +88,22 @@ async def test_every_kind_of_call() -> None:
     await run_members(4, member)
 
 
+@pytest.mark.parametrize("part", [slice(2, -2), slice(1, None), slice(None, -1)])
+async def test_nearly_all_of_a_shared_array(part: slice) -> None:
+    """What is left out of the call stays as it is, also where its pages could change places."""
+
+    async def member(worker: aiops.Worker, ring: Ring) -> None:
+        whole = ring.empty(400_000)
+        for _ in range(3):
+            given = [values(rank, whole.shape) for rank in range(3)]
+            whole[:] = expected = given[ring.rank].copy()
+            await ring.all_reduce(whole[part], "max")
+            expected[part] = np.max(given, axis=0)[part]
+            assert (whole == expected).all()
+
+    await run_members(3, member)
+
+
 async def test_lists_strided_arrays_and_handles() -> None:
     async def member(worker: aiops.Worker, ring: Ring) -> None:
         arrays = [values(ring.rank, shape) for shape in ((3, 4), (), (100_000,), (2,))]

@@ -83,12 +83,16 @@ def create_segment(size: int, *, movable: bool = False) -> tuple[int, Array]:
 
 
 class _Region:
-    """Where a segment lies in this process; which one it is can change."""
+    """Where a segment lies in this process, which one it is, and how much of it is used.
 
-    __slots__ = ("address", "segment", "size")
+    Which one it is can change.
+    """
 
-    def __init__(self, address: int, segment: Segment) -> None:
+    __slots__ = ("address", "segment", "size", "used")
+
+    def __init__(self, address: int, segment: Segment, used: int) -> None:
         self.address, self.segment, self.size = address, segment, segment.size
+        self.used = used
 
 
 class Arena:
@@ -162,7 +166,7 @@ class Arena:
         fd, array = create_segment(size, movable=movable)
         segment = Segment(self._next, fd, array.size, movable)
         self._next += 1
-        region = _Region(address_of(array), segment)
+        region = _Region(address_of(array), segment, size)
         self._index = tuple(sorted((*self._index, region), key=_address))
         self.segments[segment.number] = segment
         weakref.finalize(array, self._drop, region).atexit = False
@@ -217,9 +221,11 @@ class Arena:
     def _filled(self, array: Array) -> _Region | None:
         """Return the region that an array has for itself, if it can be moved."""
         region = self._region(array)
-        if region is None or not region.segment.open or region.size - array.nbytes >= mmap.PAGESIZE:
+        if region is None or not region.segment.open:
             return None
-        return region
+        # Pages change places as a whole, with all that is in them.
+        whole = (address_of(array), array.nbytes) == (region.address, region.used)
+        return region if whole else None
 
     def exchange(self, array: Array, spare: Array) -> bool:
         """Let an array show the pages of a spare of its size, and the spare those of the array.
