@@ -213,6 +213,11 @@ class Ring(Member):
             except CollectiveAborted as error:
                 if error.cause in ("cancelled", "timeout"):
                     raise
+            except asyncio.CancelledError:
+                # Between two measurements nobody else would hear of it.
+                group = self._group
+                group.stop("cancelled", f"{group.me} has cancelled its entry into {group}")
+                raise
             await self._enter(self._timeout_s)
 
     def explain(self, kind: str, count: int, *, item_bytes: int = 4) -> Choice:
@@ -306,12 +311,12 @@ class Ring(Member):
     # --- Member ---
 
     async def _perform(self, call: Call, flat: Array, timeout_s: float | None) -> None:
-        group = self._group
-        if group.over is not None:
-            raise self._again(call, group.over)
         if self.world_size == 1:
             # Nobody is waited for, so the event loop would have no turn, and nobody be let in.
             await asyncio.sleep(0)
+        group = self._group
+        if group.over is not None:
+            raise self._again(call, group.over)
         limit = self._call_timeout_s
         if timeout_s is not None:
             limit = check_timeout(timeout_s, call.kind)

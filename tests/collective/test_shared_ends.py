@@ -250,6 +250,28 @@ async def test_who_waits_for_the_verdict_may_yet_see_that_the_call_is_complete(c
         assert {array.tobytes() for array in arrays} == {expected.tobytes()}
 
 
+@pytest.mark.parametrize("last", [10, LARGE])
+async def test_who_is_cancelled_waits_with_the_next_call_until_all_have_come_to_the_first(
+    last: int,
+) -> None:
+    """A board has room for two calls: one that is cancelled again and again would overtake."""
+    async with members(2) as them:
+        first, slow = them.groups
+        one, two = numbers(2, 10), numbers(2, last)
+        expected = left_fold(one), left_fold(two)
+        cancelled = asyncio.ensure_future(first.perform(all_reduce(10), one[0]))
+        await turns()
+        cancelled.cancel()
+        ahead = asyncio.ensure_future(first.perform(all_reduce(last), two[0]))
+        await turns()
+        assert (first.begun, first._own.words[Board.ARRIVED]) == (2, 1)
+        await slow.perform(all_reduce(10), one[1])
+        await asyncio.gather(ahead, slow.perform(all_reduce(last), two[1]))
+        assert one[1].tobytes() == expected[0].tobytes()
+        assert {array.tobytes() for array in two} == {expected[1].tobytes()}
+        assert (first.done, slow.done) == (2, 2)
+
+
 async def test_the_end_of_a_member_is_noticed_by_all_others() -> None:
     async with members(3) as them:
         await them.all(all_reduce(10), numbers(3, 10))

@@ -258,6 +258,20 @@ async def test_small_arrays_share_a_segment() -> None:
         arena.empty(3, object)
 
 
+def test_the_segment_of_small_arrays_ends_with_the_arena_and_its_arrays() -> None:
+    gc.collect()
+    files, mapped = open_files(), mappings()
+    arena = Arena()
+    array = arena.empty(1000)
+    del arena
+    gc.collect()
+    assert mappings() == mapped + 1
+    array[:] = 1.0  # arrays outlive it
+    del array
+    gc.collect()
+    assert (open_files(), mappings()) == (files, mapped)
+
+
 async def test_strangers_and_absentees() -> None:
     bell, other = Doorbell(), Doorbell()
     with pytest.raises(DialFailed, match="nobody-here"):

@@ -279,6 +279,17 @@ async def test_a_ring_of_one(transport: str) -> None:
         assert dict(ring.traffic) == {"sent": 0, "received": 0}
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_who_leaves_a_ring_of_one_in_the_moment_of_a_call_is_told_so(transport: str) -> None:
+    async with local_job(servers=0) as cluster, cluster.connect() as worker:
+        ring = await worker.ring("r", timeout_s=10, transport=transport)
+        call = asyncio.ensure_future(ring.all_reduce(ones()))
+        await asyncio.sleep(0)  # the call has begun
+        await ring.leave()
+        with pytest.raises(CollectiveAborted, match="this worker has left it"):
+            await call
+
+
 async def test_rings_may_be_asked_for_at_once_and_in_any_order() -> None:
     """One worker asks for two at once, the other for one after the other, the other way round."""
 

@@ -6,13 +6,15 @@ the machine are that runs this does not matter here.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import numpy as np
 import pytest
 
 import aiops
-from aiops.errors import CollectiveMismatch, UsageError
+from aiops.errors import CollectiveAborted, CollectiveMismatch, UsageError
+from aiops.workers import ring_links
 from aiops.workers.ring import Ring
 from aiops.workers.ring_links import measured_links
 from local_jobs import local_job
@@ -136,6 +138,37 @@ async def test_a_member_lost_while_links_are_measured_costs_a_generation(
         with pytest.raises(RuntimeError, match="gone"):
             await cluster.run(member, workers=4)
     assert sums == [(2, [0, 2, 3], 3.0)] * 3
+
+
+async def test_who_cancels_between_two_measurements_lets_nobody_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    links_of = ring_links.measured_links
+    between = asyncio.Event()
+
+    async def links(group: Any, timeout_s: float) -> Any:
+        row = await links_of(group, timeout_s)
+        if group.index == 1 and group.formed.generation == 1:
+            between.set()
+            await asyncio.Event().wait()
+        return row
+
+    monkeypatch.setattr(ring_links, "measured_links", links)
+
+    async def member(worker: aiops.Worker) -> int:
+        first = asyncio.ensure_future(measured(worker))
+        if worker.rank == 1:
+            await between.wait()
+            first.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await first
+        else:
+            with pytest.raises(CollectiveAborted, match="worker 1 .* has cancelled its entry"):
+                await first
+        return (await measured(worker)).generation
+
+    async with local_job() as cluster:
+        assert await cluster.run(member, workers=3) == [2] * 3
 
 
 async def test_it_is_measured_anew_when_the_ring_is_formed_anew() -> None:

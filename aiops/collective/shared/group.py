@@ -106,6 +106,15 @@ class SharedGroup(Neighbours):
         if self._interrupted is not None:
             raise self._interrupted
 
+    async def _begin(self) -> int:
+        number = await super()._begin()
+        if self.voted > self.done:
+            # A small call that was cancelled here. The board has room for two calls, and with a
+            # third one it would be gone before a slow member has read it.
+            await self._until(partial(self._all, Board.ARRIVED, self.voted), self.voted)
+            self.done = self.voted
+        return number
+
     async def _perform_small(self, call: Call, flat: Array, number: int) -> None:
         spans = contributions(call, self.size)
         mine = slice(*(spans[self.index] if call.op == "" else (0, call.count)))

@@ -169,17 +169,17 @@ class Arena:
         region = _Region(address_of(array), segment, size)
         self._index = tuple(sorted((*self._index, region), key=_address))
         self.segments[segment.number] = segment
-        weakref.finalize(array, self._drop, region).atexit = False
+        # The array keeps no arena: that keeps an array itself, the newest one for small ones.
+        weakref.finalize(array, _drop, weakref.ref(self), region).atexit = False
         for made in self._made:
             made(segment)
         return array
 
-    def _drop(self, region: _Region) -> None:
+    def _forget(self, region: _Region) -> None:
         self._index = tuple(other for other in self._index if other is not region)
-        number, fd, _, _ = self.segments.pop(region.segment.number)
-        os.close(fd)
+        del self.segments[region.segment.number]
         for dropped in self._dropped:
-            dropped(number)
+            dropped(region.segment.number)
 
     def _region(self, array: Array) -> _Region | None:
         start = address_of(array)
@@ -246,6 +246,12 @@ class Arena:
         both = mapping.exchange(one.address, two.address, one.size)
         one.segment, two.segment = two.segment, one.segment
         return both
+
+
+def _drop(arena: weakref.ref[Arena], region: _Region) -> None:
+    os.close(region.segment.fd)
+    if (used := arena()) is not None:
+        used._forget(region)
 
 
 def _address(region: _Region) -> int:
