@@ -163,7 +163,7 @@ async def test_who_cancels_between_two_measurements_lets_nobody_wait(
             with pytest.raises(asyncio.CancelledError):
                 await first
         else:
-            with pytest.raises(CollectiveAborted, match="worker 1 .* has cancelled its entry"):
+            with pytest.raises(CollectiveAborted, match=r"worker 1 .* has cancelled its entry"):
                 await first
         return (await measured(worker)).generation
 
