@@ -179,6 +179,39 @@ async def test_who_is_cancelled_after_its_vote_hears_the_verdict() -> None:
             await slow
 
 
+@pytest.mark.parametrize("count", [10, LARGE])
+@pytest.mark.parametrize("done", [0, 1])
+@pytest.mark.parametrize("first", ["cancelled", "judged"])
+async def test_who_is_cancelled_in_the_moment_of_the_verdict_hears_it(
+    first: str, done: int, count: int
+) -> None:
+    async with members(2) as them:
+        array = numbers(2, count)[0]
+        group, other = them.groups
+        task = asyncio.ensure_future(group.perform(all_reduce(count), array))
+        slow = []
+        if count == LARGE:  # the other one comes, and does not vote
+            other._reduce = lambda *given: asyncio.Event().wait()  # type: ignore[method-assign,assignment]
+            given = numbers(2, count)[1]
+            slow.append(asyncio.ensure_future(other.perform(all_reduce(count), given)))
+        while not group.voted:
+            await asyncio.sleep(0)
+        await turns()
+        group.stop(Stopped)
+        await turns()
+        if first == "cancelled":
+            task.cancel()
+        group.verdict(done, Stopped)
+        if first == "judged":
+            task.cancel()
+        await asyncio.wait((task,), timeout=5)
+        assert task.done()
+        for call in slow:
+            call.cancel()
+        await asyncio.gather(*slow, return_exceptions=True)
+        assert (group.done, group.in_doubt) == (done, not done)
+
+
 @pytest.mark.parametrize("complete", [False, True])
 @pytest.mark.parametrize("count", [10, LARGE])
 async def test_who_is_stopped_while_it_tells_its_vote_hears_how_it_ends(

@@ -57,6 +57,7 @@ class SharedGroup(Neighbours):
     voted = 0
     _interrupted: asyncio.CancelledError | None = None  # comes when a call is complete
     _doubtful: asyncio.Future[None] | None = None
+    _refused: Callable[[], Exception] | None = None  # what a verdict was, if the call has no effect
     _vote = Board.VOTED  # the word in which the members vote on this call
 
     # --- calls ---
@@ -282,10 +283,11 @@ class SharedGroup(Neighbours):
         return any(0 < end <= number for end in ends)
 
     async def _judged(self, number: int) -> None:
-        if self.done < number:
+        while self.done < number:
+            if self._refused is not None:
+                raise self._refused()
             self._doubtful = self._loop.create_future()
             await self._doubtful
-            self.done = number
 
     # --- the end ---
 
@@ -305,18 +307,18 @@ class SharedGroup(Neighbours):
             if complete and not self._given_up(self.voted):
                 self.done = self.voted
                 words[Board.ENDED] = self.done + 1
-                if self._doubtful is not None and not self._doubtful.done():
-                    self._doubtful.set_result(None)  # who had given up has seen all votes, too
+                self._end_doubt()  # who had given up has seen all votes, too
 
     def verdict(self, done: int, error: Callable[[], Exception]) -> None:
         """Say that calls up to `done` are in effect for some member, so for all; others are not."""
         self.stop(error)
-        if not (self.in_doubt and self._performing):
-            return
-        if self._doubtful is None:
-            self._loop.call_soon(self.verdict, done, error)  # the waiting call is about to look
-        elif not self._doubtful.done():
-            if self.voted <= done:
-                self._doubtful.set_result(None)
-            else:
-                self._doubtful.set_exception(error())
+        # It is kept: whoever waits for it may be cancelled in this moment, and then waits again.
+        if self.in_doubt and self.voted <= done:
+            self.done = self.voted
+        elif self.in_doubt:
+            self._refused = self._refused or error
+        self._end_doubt()
+
+    def _end_doubt(self) -> None:
+        if self._doubtful is not None and not self._doubtful.done():
+            self._doubtful.set_result(None)
