@@ -83,6 +83,7 @@ class Ring(Member):
         self._scratch = Scratch(desk.memory.arena)
         self._known: dict[Call, _Prepared] = {}
         self._knows_mismatch = False  # of the members' calls in this generation
+        self._entering = False  # the next generation
         self._hosts = self._by_host()
         self._order = self._neighbours_first()
 
@@ -177,6 +178,7 @@ class Ring(Member):
         Notes
         -----
         A call that was cancelled, or ran out of time, is taken back: this member is where it was.
+        Until it ends, collective calls of this member's other tasks are refused.
         """
         if self._last is not None and not self._last.done():
             raise UsageError(f"ring {self._name}: await the calls that are on their way first")
@@ -185,7 +187,11 @@ class Ring(Member):
         await self._arrange()
 
     async def _enter(self, timeout_s: float) -> None:
-        self._group = await self._desk.enter(self._name, timeout_s)
+        self._entering = True
+        try:
+            self._group = await self._desk.enter(self._name, timeout_s)
+        finally:
+            self._entering = False
         self.rank, self.world_size = self._group.index, self._group.size
         self._knows_mismatch = False
         self._known.clear()
@@ -317,6 +323,9 @@ class Ring(Member):
         group = self._group
         if group.over is not None:
             raise self._again(call, group.over)
+        if self._entering:
+            # The others may be through with it and form the ring, and its end is not heard here.
+            raise UsageError(f"ring {self._name}: await the reform() of another task first")
         limit = self._call_timeout_s
         if timeout_s is not None:
             limit = check_timeout(timeout_s, call.kind)

@@ -167,6 +167,28 @@ async def test_calls_of_one_who_is_ahead_wait_for_the_others() -> None:
     await run_members(3, patient)
 
 
+async def test_a_call_while_another_task_forms_the_ring_anew_is_refused() -> None:
+    """The others could be through with it and form the ring before its end is heard here."""
+
+    async def member(worker: aiops.Worker, ring: Ring) -> None:
+        array = np.full(200_000, 1, np.float32)
+        await ring.barrier()
+        if ring.rank == 0:
+            formed = asyncio.ensure_future(ring.reform())
+            await asyncio.sleep(0)
+            for call in (ring.all_reduce(array), ring.all_reduce_async(array), ring.barrier()):
+                with pytest.raises(UsageError, match=r"await the reform\(\) of another task first"):
+                    await call
+            formed.cancel()  # which takes it back
+            await asyncio.wait((formed,))
+        await ring.all_reduce(array)
+        assert (array == 3).all()
+        await ring.reform()
+        await ring.barrier()
+
+    await run_members(3, member)
+
+
 # --- disagreement ---
 
 
