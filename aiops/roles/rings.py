@@ -224,13 +224,19 @@ class Rings:
         )
 
     def expire(self, active: Collection[int], now: float) -> list[Action]:
-        """Tell everyone whose deadline has passed who is missing."""
+        """Tell everyone whose deadline has passed who is missing, and where else those wait."""
         actions: list[Action] = []
+        waits = {rank: ring.name for ring in self._rings.values() for rank in ring.entries}
         for ring in self._rings.values():
             late = [rank for rank, entry in ring.entries.items() if entry.deadline <= now]
             if late:
                 needed = self._needed(ring, active)
-                missing = [self._describe(rank) for rank in needed if rank not in ring.entries]
+                missing = [
+                    self._describe(rank)
+                    + (f", waiting in ring {waits[rank]}" if rank in waits else "")
+                    for rank in needed
+                    if rank not in ring.entries
+                ]
                 told = RingMissing(name=ring.name, missing=missing)
                 actions += [Tell(told, ring.entries.pop(rank).peer) for rank in late]
         return actions

@@ -124,6 +124,15 @@ def test_who_takes_its_entry_back_is_not_in() -> None:
     assert set(told(bench.enter(0), RingFormed)) == {0, 1}
 
 
+def test_who_waits_for_a_ring_of_another_name_is_told_so() -> None:
+    bench = Bench(3)
+    bench.enter(0, "gradients")
+    bench.enter(1, "grads")
+    missing = told(bench.rings.expire(bench.active, 10.0), RingMissing)
+    assert missing[0].missing == ["worker 1, waiting in ring grads", "worker 2"]
+    assert missing[1].missing == ["worker 0, waiting in ring gradients", "worker 2"]
+
+
 def test_who_is_late_is_told_who_is_missing() -> None:
     bench = Bench(3)
     bench.enter(1)
