@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
@@ -35,6 +36,11 @@ NAMES: Final[Mapping[np.dtype[Any], str]] = {
     np.dtype(np.float64): "float64",
 }
 """What can be moved. `dtype.name` takes a microsecond and more to say the same."""
+
+
+SHAPES_CHARACTERS: Final = 240
+"""A list of so many has all its shapes in the words of a call; of a longer one the end is replaced
+by a digest. The words of two members fit into one error text, and differ wherever their calls do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +80,7 @@ class Call:
     def __str__(self) -> str:
         if self.kind == "barrier":
             return "barrier()"
-        of = ", ".join(map(str, self.shapes))
+        of = _shown_shapes(self.shapes)
         many = len(self.shapes) > 1
         words = [f"{self.dtype} {f'arrays of shapes {of}' if many else f'array of shape {of}'}"]
         if not self.shapes:
@@ -102,6 +108,15 @@ class Call:
                 return schedule.broadcast(self.algorithm, rank, world_size, self.count, self.root)
             case "barrier":
                 return schedule.barrier(rank, world_size)
+
+
+def _shown_shapes(shapes: tuple[tuple[int, ...], ...]) -> str:
+    shown = ", ".join(map(str, shapes))
+    if len(shown) <= SHAPES_CHARACTERS:
+        return shown
+    digest = blake2b(shown.encode(), digest_size=8).hexdigest()
+    begin = shown[: SHAPES_CHARACTERS // 2].rpartition(", ")[0]
+    return f"{begin}, ... ({len(shapes)} in all, digest {digest})"
 
 
 def difference(first: str, a: Call, second: str, b: Call) -> str | None:

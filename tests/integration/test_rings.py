@@ -232,6 +232,28 @@ async def test_a_mismatch_is_an_error_on_all_that_names_both_sides(
     await run_members(4, member)
 
 
+@pytest.mark.parametrize("differs", ["op", "the last shape"])
+async def test_a_mismatch_in_a_list_of_hundreds_is_found(differs: str) -> None:
+    """The words in which members compare their calls are bounded, what they say is not."""
+
+    async def member(worker: aiops.Worker, ring: Ring) -> None:
+        other = ring.rank == 1
+        shapes = [*[(3, 1 + number % 7) for number in range(400)], (6, 2)]
+        if differs == "the last shape" and other:
+            shapes[-1] = (2, 6)
+        arrays = [np.full(shape, 7, np.float32) for shape in shapes]
+        op = "max" if differs == "op" and other else "sum"
+        with pytest.raises(CollectiveMismatch) as caught:
+            await ring.all_reduce(arrays, op)  # type: ignore[arg-type]
+        assert all((array == 7).all() for array in arrays)
+        if differs == "op":
+            assert 'op="max"' in str(caught.value)
+            assert 'op="sum"' in str(caught.value)
+        assert len(str(caught.value)) < 1024
+
+    await run_members(4, member)
+
+
 async def test_wrong_arguments_are_refused_before_anything_is_sent() -> None:
     async def member(worker: aiops.Worker, ring: Ring) -> None:
         frozen = np.ones(3, np.float32)
