@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
-from aiops.runtime.ring_peer import RingPeer
+from aiops.runtime.ring_peer import CONNECTIONS_MAX, RingPeer
 from aiops_protocol.frames import RingFrame
 from aiops_protocol.limits import EARLY_BYTES_MAX, TEXT_BYTES_MAX
 
 __all__ = ["EarlyFrames"]
+
+BEGIN_BYTES_MAX: Final = CONNECTIONS_MAX * TEXT_BYTES_MAX
+"""The text of RING_BEGIN comes with the pieces, over each connection of a member."""
 
 
 class EarlyFrames:
@@ -24,7 +28,7 @@ class EarlyFrames:
         """Keep a frame, unless it is too much of this member for one operation."""
         key = frame.operation, peer.index
         size = self._bytes.get(key, 0) + len(frame.payload)
-        if size > EARLY_BYTES_MAX + TEXT_BYTES_MAX:  # the text of RING_BEGIN comes with the pieces
+        if size > EARLY_BYTES_MAX + BEGIN_BYTES_MAX:
             return False
         self._bytes[key] = size
         if not peer.early.keeps(frame.payload):  # it lies in the connection's buffer

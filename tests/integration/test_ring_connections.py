@@ -9,10 +9,11 @@ import pytest
 
 import aiops
 from aiops.errors import CollectiveAborted, UsageError
+from aiops.runtime.ring_peer import CONNECTIONS_MAX
 from aiops.van.link import Link
 from aiops.van.tcp_stream import TcpStream
 from aiops.workers.ring import Ring
-from local_jobs import local_job
+from local_jobs import local_job, until
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
 
@@ -89,6 +90,24 @@ async def test_who_dials_says_how_many_connections_there_are() -> None:
     assert counted[0] == [[2], [2]]
     assert [counted[1][0][0] >= 2, counted[1][1]] == [True, [4]]
     assert counted[2] == [[2], [4]]
+
+
+async def test_who_is_late_keeps_what_comes_over_all_connections() -> None:
+    """As many bytes of pieces as may come early, and the words of the call over each of them."""
+
+    async def member(worker: aiops.Worker) -> None:
+        ring = await worker.ring("r", transport="tcp", connections=CONNECTIONS_MAX)
+        arrays = [np.ones((3, 5 + n % 7), np.float32) for n in range(100)]
+        arrays.append(np.ones(COUNT * 5, np.float32))
+        await ring.barrier()
+        if ring.rank == 1:
+            early = ring._group._early
+            await until(lambda: len(early.of(2)) == 2 + CONNECTIONS_MAX or ring._group._timers)
+        await ring.all_reduce(arrays)
+        assert all((array == 2).all() for array in arrays)
+
+    async with local_job() as cluster:
+        await cluster.run(member, workers=2)
 
 
 async def test_a_loss_ends_all_connections() -> None:
