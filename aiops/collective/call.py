@@ -18,7 +18,7 @@ from aiops.collective import schedule
 from aiops.collective.schedule import Algorithm, Groups
 from aiops.collective.steps import Schedule
 
-__all__ = ["NAMES", "REDUCTIONS", "Array", "Call", "Kind", "difference"]
+__all__ = ["NAMES", "REDUCTIONS", "Array", "Call", "Kind", "difference", "divide"]
 
 Array: TypeAlias = NDArray[Any]
 Kind: TypeAlias = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier"]
@@ -117,6 +117,16 @@ def _shown_shapes(shapes: tuple[tuple[int, ...], ...]) -> str:
     digest = blake2b(shown.encode(), digest_size=8).hexdigest()
     begin = shown[: SHAPES_CHARACTERS // 2].rpartition(", ")[0]
     return f"{begin}, ... ({len(shapes)} in all, digest {digest})"
+
+
+def divide(total: Array, parts: int, out: Array) -> None:
+    """Make a sum a mean.
+
+    What is too small for the type is rounded, also in a program that lets numpy raise an error: it
+    would come when the other members have the result.
+    """
+    with np.errstate(all="ignore"):
+        np.divide(total, total.dtype.type(parts), out=out)
 
 
 def difference(first: str, a: Call, second: str, b: Call) -> str | None:

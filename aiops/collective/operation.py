@@ -210,7 +210,8 @@ class Operation:
             return np.frombuffer(wire.payload, self._work.dtype)
         piece = self.plan.receives[number]
         try:
-            decoded = decode_values(wire.codec, wire.payload, count, wire.parameter)
+            with np.errstate(all="ignore"):  # what does not fit is infinite, and travels on
+                decoded = decode_values(wire.codec, wire.payload, count, wire.parameter)
         except MalformedFrame as error:
             raise UnexpectedPiece(str(error)) from error
         if piece.combine is Combine.REPLACE:
@@ -319,10 +320,11 @@ class Operation:
         if known is not None:
             return known
         values = (self._work if piece.from_work else self._source)[piece.begin : piece.end]
-        encoded = self._codec.encode(values, {}, 0)
-        if piece.final:
-            values[:] = encoded.dense()
-            self._finished[span] = encoded.whole()
+        with np.errstate(all="ignore"):
+            encoded = self._codec.encode(values, {}, 0)
+            if piece.final:
+                values[:] = encoded.dense()
+                self._finished[span] = encoded.whole()
         return encoded.whole()
 
     def checksum(self, number: int) -> int | None:

@@ -13,10 +13,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from aiops.collective import schedule
-from aiops.collective.call import REDUCTIONS, Array, Call
+from aiops.collective.call import REDUCTIONS, Array, Call, divide
 from aiops.collective.plan import Plan, make_plan
 from aiops.collective.shared import HostPart, LoneMember, ShareLink, lanes_of
 from aiops.collective.shared.board import Board
@@ -136,7 +134,7 @@ class HostsRingGroup(MeetingRingGroup):
             # A mean is divided here: pieces of the sum may still wait in a connection.
             for span, values in parts:
                 if call.op == "mean":
-                    np.divide(values, values.dtype.type(self.size), out=flat[slice(*span)])
+                    divide(values, self.size, flat[slice(*span)])
                 else:
                     flat[slice(*span)] = values
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from aiops.checks import check_timeout
-from aiops.collective.call import REDUCTIONS, Array, Call
+from aiops.collective.call import REDUCTIONS, Array, Call, divide
 from aiops.collective.cost_model import LOOPBACK, Choice, choose
 from aiops.collective.member import (
     AlgorithmChoice,
@@ -287,8 +287,8 @@ class Ring(Member):
         compression
             A codec, or its spelling: `"fp16"`. Each piece is encoded before it is sent, sums in
             between too, so what is lost grows with the number of members; nothing is carried
-            over to the next call. All members end with the same bits. For finite float32 over
-            TCP, by the ring, as a sum or mean. Of hosts that share memory, sums are encoded
+            over to the next call, so codecs that hold something back are refused. All members end
+            with the same bits. For finite float32 over TCP, by the ring, as a sum or mean. Of hosts that share memory, sums are encoded
             between the hosts only.
 
         Raises
@@ -345,16 +345,16 @@ class Ring(Member):
     ) -> None:
         prepared = self._prepared(call)
         work = self._scratch.take(flat)
-        divisor = flat.dtype.type(self.world_size) if call.op == "mean" else None
+        mean = call.op == "mean"
 
         def commit() -> None:
-            if divisor is None and prepared.given == (Span(0, call.count),):
+            if not mean and prepared.given == (Span(0, call.count),):
                 self._scratch.put(work, flat)
                 return
             for span in prepared.given:
                 target, result = flat[slice(*span)], work[slice(*span)]
-                if divisor is not None:
-                    np.divide(result, divisor, out=target)
+                if mean:
+                    divide(result, group.size, target)
                 else:
                     target[...] = result
 

@@ -53,6 +53,11 @@ def compressed_call(
             algorithm not in ("auto", *can),
             f"algorithm is {shown(algorithm)}; it can be {' or '.join(can)}",
         ),
+        (
+            bool(codec.elementwise),
+            "it holds back what it does not send, and a ring carries nothing over to the next "
+            "call; CompressedReducer does",
+        ),
         (any(one.dtype != np.float32 for one in arrays), "arrays must be float32"),
         (not all(all_finite(one.reshape(-1)) for one in arrays), "arrays must be finite"),
     ]

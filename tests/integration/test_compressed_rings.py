@@ -49,12 +49,29 @@ async def test_compressed_pieces_give_the_same_bits_on_all(compression: str) -> 
         assert max(sent) < 0.6 * 1.5 * 4 * 300_001
 
 
+@pytest.mark.parametrize("compression", ["fp16", "int8"])
+async def test_sums_that_a_codec_cannot_hold_are_no_error(compression: str) -> None:
+    """Members may have told numpy to raise one, some of them, and the result is everywhere."""
+
+    async def member(worker: aiops.Worker, ring: Ring) -> bytes:
+        array = np.array([3e38, 6e4, 1e-45 * ring.rank], np.float32)
+        await ring.all_reduce(array, compression=compression)
+        return bytes(array.tobytes())
+
+    with np.errstate(all="raise"):
+        results = await run_members(4, member)
+    assert len(set(results)) == 1
+
+
 async def test_what_does_not_go_with_compression_is_refused() -> None:
     async def member(worker: aiops.Worker, ring: Ring) -> None:
         array = np.ones(3, np.float32)
         for wrong in ({"op": "max"}, {"order": "rank"}, {"algorithm": "tree"}):
             with pytest.raises(UsageError, match="fp16"):
                 await ring.all_reduce(array, compression="fp16", **wrong)  # type: ignore[arg-type]
+        for codec in ("agc", "dgc", "feedback(top-k:0.1)"):
+            with pytest.raises(UsageError, match="holds back what it does not send"):
+                await ring.all_reduce(array, compression=codec)
         with pytest.raises(ConfigError, match="all_reduce: compression is 5; pass a codec"):
             await ring.all_reduce(np.ones(3, np.float32), compression=5)  # type: ignore[arg-type]
         with pytest.raises(UsageError, match="finite"):

@@ -104,6 +104,20 @@ async def test_nearly_all_of_a_shared_array(part: slice) -> None:
     await run_members(3, member)
 
 
+@pytest.mark.parametrize("count", [10, 50_000])
+async def test_a_mean_that_is_rounded_is_no_error(count: int) -> None:
+    """Also where numpy was told to raise one: the others have the result by then."""
+
+    async def member(worker: aiops.Worker, ring: Ring) -> None:
+        array = np.full(count, 1e-45 * (ring.rank == 0), np.float32)
+        await ring.all_reduce(array, "mean")
+        assert (array == 0).all()
+        await ring.reduce_scatter(np.full(count, 1e-45 * ring.rank, np.float32), "mean")
+
+    with np.errstate(all="raise"):
+        await run_members(3, member)
+
+
 async def test_lists_strided_arrays_and_handles() -> None:
     async def member(worker: aiops.Worker, ring: Ring) -> None:
         arrays = [values(ring.rank, shape) for shape in ((3, 4), (), (100_000,), (2,))]

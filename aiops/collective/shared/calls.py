@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from aiops.collective.call import REDUCTIONS, Call, difference
+from aiops.collective.call import REDUCTIONS, Call, difference, divide
 from aiops.collective.shared.board import TEXT_BYTES
 from aiops.collective.steps import Span, chunk_spans
 from aiops.errors import CollectiveMismatch
@@ -43,7 +43,7 @@ def combine(call: Call, parts: Sequence[Array], result: Array) -> None:
     """Fold parts from the left, and divide once for a mean."""
     fold(REDUCTIONS[call.op], parts, result)
     if call.op == "mean":
-        np.divide(result, result.dtype.type(len(parts)), out=result)
+        divide(result, len(parts), result)
 
 
 def text_of(call: Call) -> bytes:
