@@ -182,6 +182,28 @@ async def test_arrays_give_their_memory_back_here_and_there() -> None:
         assert len(set(seen)) == 1, "each time more is left"
 
 
+async def test_more_arrays_than_a_socket_has_room_for() -> None:
+    """Each is told to the others, who may not listen meanwhile."""
+    count = 300_001  # so many have a segment of their own
+    async with asyncio.timeout(60), members(2) as them:
+        pages = [[arena.empty(count) for arena in them.arenas] for _ in range(300)]
+        for arrays in (*pages[:2], *pages[-2:]):
+            for array in arrays:
+                array[:] = 1.0
+            assert await them.all(all_reduce(count), arrays) == [0, 0]
+            assert all((array == 2.0).all() for array in arrays)
+        assert not them.lost
+        files = open_files()
+        del pages, arrays, array
+        await them.all(all_reduce(10), numbers(2, 10))
+        await them.all(all_reduce(count), numbers(2, count))
+        await turns()
+        assert open_files() < files - 500
+        assert all(
+            len(link.segments) < 10 for group in them.groups for link in group._links.values()
+        )
+
+
 @pytest.mark.parametrize("kept", [0, 1 << 30])
 async def test_pages_for_very_large_ordinary_arrays_are_not_kept(
     kept: int, monkeypatch: pytest.MonkeyPatch

@@ -155,9 +155,7 @@ class SharedGroup(Neighbours):
         target = NONE if spare is None else memory.number_of(spare)
         facts = Facts(segment, offset, results.number, target)
         self._own.describe(number, text_of(call), self._flags, facts)
-        self._tell(Board.ARRIVED, number)
-        await self._until(partial(self._all, Board.ARRIVED, number), number)
-        self._compare(call, number)
+        await self._arrive(call, number)
 
         result = results.array[: mine.elements * flat.itemsize].view(flat.dtype)
         if call.op:

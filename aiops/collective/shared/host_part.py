@@ -95,9 +95,7 @@ class HostPart(Neighbours):
         size = mine.elements * flat.itemsize
         results = memory.grown(memory.results, size)
         self._own.describe(number, text_of(call), 0, Facts(*location, results.number))
-        self._tell(Board.ARRIVED, number)
-        await self._until(partial(self._all, Board.ARRIVED, number), number)
-        self._compare(call, number)
+        await self._arrive(call, number)
         sums = self._room(size).view(flat.dtype)
         await self._fold(call, self._parts(flat, mine, number) if mine.elements else (), sums)
         return sums, results.array[:size].view(flat.dtype)

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import array
 import asyncio
+import errno
 import hmac
 import os
 import secrets
 import socket
 import struct
 import sys
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -41,6 +43,7 @@ _MADE: Final = b"s"
 _OPENED: Final = b"o"  # made, and the other may write into it
 _DROPPED: Final = b"d"
 _BACKLOG: Final = 128  # more members of one host than this do not dial in the same moment
+_FULL: Final = (errno.EAGAIN, errno.ETOOMANYREFS)  # of messages, or of files on their way
 _CREDENTIALS: Final = struct.Struct("3i")
 
 
@@ -218,6 +221,7 @@ class ShareLink:
         self._loop = asyncio.get_running_loop()
         self._lost: Callable[[Exception | None], None] | None = None
         self._woken: Callable[[], None] | None = None
+        self._unsent: deque[tuple[bytes, int | None]] = deque()
 
     def open(self, woken: Callable[[], None], lost: Callable[[Exception | None], None]) -> None:
         """Begin to listen: `woken` after anything has come, `lost` once at the end."""
@@ -227,6 +231,7 @@ class ShareLink:
     def close(self) -> None:
         """End the connection; nothing is called any more, the segments stay. Idempotent."""
         self._lost = self._woken = None
+        self._forget_unsent()
         _discard(self._loop, self._socket)
 
     def wake(self) -> None:
@@ -248,15 +253,41 @@ class ShareLink:
         self._tell(_SEGMENT.pack(_DROPPED, number, 0), None)
 
     def _tell(self, message: bytes, fd: int | None) -> None:
+        """Send now, or as soon as there is room: the socket takes some hundred messages."""
+        try:
+            if self._unsent or not self._sent(message, fd):
+                self._unsent.append((message, None if fd is None else os.dup(fd)))
+        except OSError as error:
+            self._fail(error)
+
+    def _sent(self, message: bytes, fd: int | None) -> bool:
         rights = (
             [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
         )
         try:
-            # The socket's buffer has room for hundreds; a peer that takes none of them is stopped
-            # or dead, and whoever waits for it hears of that.
             self._socket.sendmsg([message], rights)
         except OSError as error:
+            if error.errno in _FULL:
+                return False
+            raise
+        return True
+
+    def flush(self) -> bool:
+        """Send what there was no room for; return whether nothing is left."""
+        try:
+            while self._unsent and self._sent(*self._unsent[0]):
+                _, fd = self._unsent.popleft()
+                if fd is not None:
+                    os.close(fd)
+        except OSError as error:
             self._fail(error)
+        return not self._unsent
+
+    def _forget_unsent(self) -> None:
+        while self._unsent:
+            _, fd = self._unsent.popleft()
+            if fd is not None:
+                os.close(fd)
 
     def take(self) -> None:
         """Take everything that has come, also what a dead process sent before its death."""
@@ -309,6 +340,7 @@ class ShareLink:
     def _end(self, error: Exception | None) -> None:
         lost = self._lost
         self._lost = None
+        self._forget_unsent()
         self._loop.remove_reader(self._socket.fileno())
         if lost is not None:
             lost(error if error is None else ConnectionLost(str(error)))

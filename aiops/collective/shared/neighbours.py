@@ -133,6 +133,18 @@ class Neighbours:
             await self._until(self._all_boards, self.begun)
         return self.begun
 
+    async def _arrive(self, call: Call, number: int) -> None:
+        """Come to a call of which this member's memory is described, and wait for the others."""
+        if not self._all_told():
+            await self._until(self._all_told, number)
+        self._tell(Board.ARRIVED, number)
+        await self._until(partial(self._all, Board.ARRIVED, number), number)
+        self._compare(call, number)
+
+    def _all_told(self) -> bool:
+        """Whether the others can know of all memory of this member."""
+        return all([link.flush() for link in self._links.values()])
+
     def _compare(self, call: Call, number: int) -> None:
         """Look whether all members mean the same; all find the same two of whom they speak."""
         for board in self._boards.values():
