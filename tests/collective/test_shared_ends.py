@@ -90,6 +90,30 @@ async def test_a_verdict_may_come_before_anybody_waits_for_it() -> None:
             await task
 
 
+@pytest.mark.parametrize("kind", ["broadcast", "all_gather", "all_reduce"])
+async def test_who_cannot_map_a_result_has_not_voted(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the others would have the result, and it alone would not."""
+    async with members(2) as them:
+        first, second = them.groups
+        await them.all(all_reduce(10), numbers(2, 10))
+        arrays = [arena.empty(200_000) for arena in them.arenas]
+        await turns()
+        monkeypatch.setattr(first._links[1], "_segment", lambda *_: None)  # no files are left
+        call = Call(kind, 200_000, ((200_000,),), op="sum" if kind == "all_reduce" else "", root=1)
+        task = asyncio.ensure_future(second.perform(call, arrays[1]))
+        with pytest.raises(OSError, match="too many open files"):
+            await first.perform(call, arrays[0])
+        assert (first.voted, first.done) == (1, 1)
+        await turns()
+        assert not task.done()
+        second.verdict(1, Stopped)
+        with pytest.raises(Stopped):
+            await task
+        assert all((array == 0).all() for array in arrays)
+
+
 @pytest.mark.parametrize("count", [10, LARGE])
 async def test_cancelling_leaves_the_array_as_it_was(count: int) -> None:
     async with members(2) as them:

@@ -163,6 +163,8 @@ class SharedGroup(Neighbours):
             await self._reduce(call, flat, mine, places, number)
         else:
             await self._copy(flat[slice(*mine)], result)
+        # Whoever votes can finish: what it cannot map it hears of before.
+        copies = self._copies(call, flat, spans, number) if spare is None else []
         self.check()
         self.voted = number
         self._vote = Board.VOTED
@@ -170,8 +172,9 @@ class SharedGroup(Neighbours):
         await self._all_voted(number)
         self.done = number
         memory.trim()
+        for part, target in copies:
+            await self._copy(part, target)
         if spare is None:
-            await self._gather(call, flat, spans, number)
             return
         try:
             memory.exchange(flat, spare)
@@ -214,8 +217,14 @@ class SharedGroup(Neighbours):
                 await asyncio.sleep(0)
                 self.check()
 
-    async def _gather(self, call: Call, flat: Array, spans: Sequence[Span], number: int) -> None:
-        """Copy what all members have; it stays there until all have come to the next call."""
+    def _copies(
+        self, call: Call, flat: Array, spans: Sequence[Span], number: int
+    ) -> list[tuple[Array, Array]]:
+        """Return where members will have which parts of the array, each with the part itself.
+
+        They stay there until all have come to the next call.
+        """
+        copies = []
         for step in range(self.size):
             member = (self.index + step) % self.size
             span = spans[member]
@@ -228,7 +237,8 @@ class SharedGroup(Neighbours):
             else:
                 continue
             part = memory[: span.elements * flat.itemsize].view(flat.dtype)
-            await self._copy(part, flat[slice(*span)])
+            copies.append((part, flat[slice(*span)]))
+        return copies
 
     # --- waiting ---
 
