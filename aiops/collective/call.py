@@ -40,7 +40,7 @@ NAMES: Final[Mapping[np.dtype[Any], str]] = {
 
 SHAPES_CHARACTERS: Final = 240
 """A list of so many has all its shapes in the words of a call; of a longer one the end is replaced
-by a digest. The words of two members fit into one error text, and differ wherever their calls do."""
+by a digest. So the words of two members fit into one error text, and differ if their calls do."""
 
 
 @dataclass(frozen=True, slots=True)

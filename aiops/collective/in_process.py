@@ -12,7 +12,7 @@ import asyncio
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final
@@ -82,7 +82,7 @@ class InProcessRing:
         world_size: int,
         *,
         trace: bool = False,
-        groups: Groups | None = None,
+        groups: Sequence[Sequence[int]] | None = None,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         self.world_size = world_size = check_count(world_size, "InProcessRing: world_size")
@@ -91,7 +91,7 @@ class InProcessRing:
                 f"InProcessRing: world_size is {shown(world_size)}; from 1 to {WORKERS_MAX}"
             )
         trace = check_flag(trace, "InProcessRing: trace")
-        self.groups = groups
+        self.groups = None if groups is None else tuple(map(tuple, groups))
         self.timeout_s = check_timeout(timeout_s, "InProcessRing")
         self.trace: deque[Message] = deque(maxlen=TRACE_MESSAGES_MAX if trace else 0)
         self._lock = threading.Lock()

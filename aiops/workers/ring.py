@@ -288,8 +288,8 @@ class Ring(Member):
             A codec, or its spelling: `"fp16"`. Each piece is encoded before it is sent, sums in
             between too, so what is lost grows with the number of members; nothing is carried
             over to the next call, so codecs that hold something back are refused. All members end
-            with the same bits. For finite float32 over TCP, by the ring, as a sum or mean. Of hosts that share memory, sums are encoded
-            between the hosts only.
+            with the same bits. For finite float32 over TCP, by the ring, as a sum or mean. Of hosts
+            that share memory, sums are encoded between the hosts only.
 
         Raises
         ------

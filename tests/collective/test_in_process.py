@@ -78,7 +78,7 @@ async def test_what_was_sent_equals_the_formula_and_the_bits_are_repeated(
         groups = GROUPS[world_size]
         results = []
         ring = InProcessRing(world_size, trace=True, groups=groups)
-        again = InProcessRing(world_size, groups=groups)
+        again = InProcessRing(world_size, groups=[list(group) for group in groups])
         for each in (ring, again):
             arrays = [array.copy() for array in before]
             await everybody(each, partial(reduce_mine, arrays=arrays, algorithm=algorithm))

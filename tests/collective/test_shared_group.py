@@ -186,15 +186,15 @@ async def test_more_arrays_than_a_socket_has_room_for() -> None:
     """Each is told to the others, who may not listen meanwhile."""
     count = 300_001  # so many have a segment of their own
     async with asyncio.timeout(60), members(2) as them:
+        arrays = []
         pages = [[arena.empty(count) for arena in them.arenas] for _ in range(300)]
         for arrays in (*pages[:2], *pages[-2:]):
-            for array in arrays:
-                array[:] = 1.0
+            arrays[0][:], arrays[1][:] = 1.0, 2.0
             assert await them.all(all_reduce(count), arrays) == [0, 0]
-            assert all((array == 2.0).all() for array in arrays)
+            assert all((array == 3.0).all() for array in arrays)
         assert not them.lost
         files = open_files()
-        del pages, arrays, array
+        del pages, arrays
         await them.all(all_reduce(10), numbers(2, 10))
         await them.all(all_reduce(count), numbers(2, count))
         await turns()

@@ -97,8 +97,8 @@ async def test_who_is_late_keeps_what_comes_over_all_connections() -> None:
 
     async def member(worker: aiops.Worker) -> None:
         ring = await worker.ring("r", transport="tcp", connections=CONNECTIONS_MAX)
-        arrays = [np.ones((3, 5 + n % 7), np.float32) for n in range(100)]
-        arrays.append(np.ones(COUNT * 5, np.float32))
+        shapes: list[tuple[int, ...]] = [*[(3, 5 + n % 7) for n in range(100)], (5 * COUNT,)]
+        arrays = [np.ones(shape, np.float32) for shape in shapes]
         await ring.barrier()
         if ring.rank == 1:
             early = ring._group._early

@@ -172,8 +172,8 @@ class SharedGroup(Neighbours):
         await self._all_voted(number)
         self.done = number
         memory.trim()
-        for part, target in copies:
-            await self._copy(part, target)
+        for part, where in copies:
+            await self._copy(part, where)
         if spare is None:
             return
         try:

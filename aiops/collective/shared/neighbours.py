@@ -143,7 +143,7 @@ class Neighbours:
 
     def _all_told(self) -> bool:
         """Whether the others can know of all memory of this member."""
-        return all([link.flush() for link in self._links.values()])
+        return all(link.flush() for link in self._links.values())
 
     def _compare(self, call: Call, number: int) -> None:
         """Look whether all members mean the same; all find the same two of whom they speak."""
