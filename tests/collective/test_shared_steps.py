@@ -36,7 +36,7 @@ KINDS: Final = {
     "broadcast": ("broadcast", LARGE, False),
 }
 FATES: Final = ("kill", "freeze", "pause")
-WATCHED: Final = ("_until", "_copy", "_reduce")
+WATCHED: Final = ("_until", "_copy", "_reduce", "_gather")
 ALWAYS: Final = 23
 """Every so many-eth step is taken always; a prime, so that all kinds and fates have their turn."""
 QUIET_TURNS: Final = 40

@@ -172,9 +172,8 @@ class SharedGroup(Neighbours):
         await self._all_voted(number)
         self.done = number
         memory.trim()
-        for part, where in copies:
-            await self._copy(part, where)
         if spare is None:
+            await self._gather(copies)
             return
         try:
             memory.exchange(flat, spare)
@@ -239,6 +238,11 @@ class SharedGroup(Neighbours):
             part = memory[: span.elements * flat.itemsize].view(flat.dtype)
             copies.append((part, flat[slice(*span)]))
         return copies
+
+    async def _gather(self, copies: Sequence[tuple[Array, Array]]) -> None:
+        """Copy what all members have."""
+        for part, where in copies:
+            await self._copy(part, where)
 
     # --- waiting ---
 
