@@ -104,20 +104,6 @@ async def test_nearly_all_of_a_shared_array(part: slice) -> None:
     await run_members(3, member)
 
 
-@pytest.mark.parametrize("count", [10, 50_000])
-async def test_a_mean_that_is_rounded_is_no_error(count: int) -> None:
-    """Also where numpy was told to raise one: the others have the result by then."""
-
-    async def member(worker: aiops.Worker, ring: Ring) -> None:
-        array = np.full(count, 1e-45 * (ring.rank == 0), np.float32)
-        await ring.all_reduce(array, "mean")
-        assert (array == 0).all()
-        await ring.reduce_scatter(np.full(count, 1e-45 * ring.rank, np.float32), "mean")
-
-    with np.errstate(all="raise"):
-        await run_members(3, member)
-
-
 async def test_lists_strided_arrays_and_handles() -> None:
     async def member(worker: aiops.Worker, ring: Ring) -> None:
         arrays = [values(ring.rank, shape) for shape in ((3, 4), (), (100_000,), (2,))]
@@ -242,28 +228,6 @@ async def test_a_mismatch_is_an_error_on_all_that_names_both_sides(
         await ring.reform()
         await ring.all_reduce(array)
         assert (array == 28).all()
-
-    await run_members(4, member)
-
-
-@pytest.mark.parametrize("differs", ["op", "the last shape"])
-async def test_a_mismatch_in_a_list_of_hundreds_is_found(differs: str) -> None:
-    """The words in which members compare their calls are bounded, what they say is not."""
-
-    async def member(worker: aiops.Worker, ring: Ring) -> None:
-        other = ring.rank == 1
-        shapes = [*[(3, 1 + number % 7) for number in range(400)], (6, 2)]
-        if differs == "the last shape" and other:
-            shapes[-1] = (2, 6)
-        arrays = [np.full(shape, 7, np.float32) for shape in shapes]
-        op = "max" if differs == "op" and other else "sum"
-        with pytest.raises(CollectiveMismatch) as caught:
-            await ring.all_reduce(arrays, op)  # type: ignore[arg-type]
-        assert all((array == 7).all() for array in arrays)
-        if differs == "op":
-            assert 'op="max"' in str(caught.value)
-            assert 'op="sum"' in str(caught.value)
-        assert len(str(caught.value)) < 1024
 
     await run_members(4, member)
 

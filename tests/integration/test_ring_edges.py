@@ -1,0 +1,55 @@
+"""Rings at their edges: what is rounded away, and lists of hundreds of arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import aiops
+from aiops.errors import CollectiveMismatch
+from aiops.workers.ring import Ring
+from apart import by_transport, run_members
+
+pytestmark = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
+
+
+@pytest.fixture(autouse=True, params=["tcp", "shared-memory", "hosts"])
+def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Run every test over each."""
+    return by_transport(request.param, monkeypatch)
+
+
+@pytest.mark.parametrize("count", [10, 50_000])
+async def test_a_mean_that_is_rounded_is_no_error(count: int) -> None:
+    """Also where numpy was told to raise one: the others have the result by then."""
+
+    async def member(worker: aiops.Worker, ring: Ring) -> None:
+        array = np.full(count, 1e-45 * (ring.rank == 0), np.float32)
+        await ring.all_reduce(array, "mean")
+        assert (array == 0).all()
+        await ring.reduce_scatter(np.full(count, 1e-45 * ring.rank, np.float32), "mean")
+
+    with np.errstate(all="raise"):
+        await run_members(3, member)
+
+
+@pytest.mark.parametrize("differs", ["op", "the last shape"])
+async def test_a_mismatch_in_a_list_of_hundreds_is_found(differs: str) -> None:
+    """The words in which members compare their calls are bounded, what they say is not."""
+
+    async def member(worker: aiops.Worker, ring: Ring) -> None:
+        other = ring.rank == 1
+        shapes = [*[(3, 1 + number % 7) for number in range(400)], (6, 2)]
+        if differs == "the last shape" and other:
+            shapes[-1] = (2, 6)
+        arrays = [np.full(shape, 7, np.float32) for shape in shapes]
+        op = "max" if differs == "op" and other else "sum"
+        with pytest.raises(CollectiveMismatch) as caught:
+            await ring.all_reduce(arrays, op)  # type: ignore[arg-type]
+        assert all((array == 7).all() for array in arrays)
+        if differs == "op":
+            assert 'op="max"' in str(caught.value)
+            assert 'op="sum"' in str(caught.value)
+        assert len(str(caught.value)) < 1024
+
+    await run_members(4, member)
