@@ -126,7 +126,7 @@ class SharedGroup(Neighbours):
         self._vote = Board.ARRIVED
         self._tell(Board.ARRIVED, number)
         await self._until(partial(self._all, Board.ARRIVED, number), number)
-        self._compare(call, number)
+        self._compare(number)
         self.done = number
         parts = [
             self._boards[member].small(number, flat.nbytes).view(flat.dtype)
@@ -155,7 +155,7 @@ class SharedGroup(Neighbours):
         target = NONE if spare is None else memory.number_of(spare)
         facts = Facts(segment, offset, results.number, target)
         self._own.describe(number, text_of(call), self._flags, facts)
-        await self._arrive(call, number)
+        await self._arrive(number)
 
         result = results.array[: mine.elements * flat.itemsize].view(flat.dtype)
         if call.op:

@@ -95,7 +95,7 @@ class HostPart(Neighbours):
         size = mine.elements * flat.itemsize
         results = memory.grown(memory.results, size)
         self._own.describe(number, text_of(call), 0, Facts(*location, results.number))
-        await self._arrive(call, number)
+        await self._arrive(number)
         sums = self._room(size).view(flat.dtype)
         await self._fold(call, self._parts(flat, mine, number) if mine.elements else (), sums)
         return sums, results.array[:size].view(flat.dtype)

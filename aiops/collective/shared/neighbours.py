@@ -16,7 +16,6 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from aiops.collective.call import Call
 from aiops.collective.shared.board import BOARD_BYTES, Board, fence
 from aiops.collective.shared.calls import check_same
 from aiops.collective.shared.links import ShareLink
@@ -133,19 +132,19 @@ class Neighbours:
             await self._until(self._all_boards, self.begun)
         return self.begun
 
-    async def _arrive(self, call: Call, number: int) -> None:
+    async def _arrive(self, number: int) -> None:
         """Come to a call of which this member's memory is described, and wait for the others."""
         if not self._all_told():
             await self._until(self._all_told, number)
         self._tell(Board.ARRIVED, number)
         await self._until(partial(self._all, Board.ARRIVED, number), number)
-        self._compare(call, number)
+        self._compare(number)
 
     def _all_told(self) -> bool:
         """Whether the others can know of all memory of this member."""
         return all(link.flush() for link in self._links.values())
 
-    def _compare(self, call: Call, number: int) -> None:
+    def _compare(self, number: int) -> None:
         """Look whether all members mean the same; all find the same two of whom they speak."""
         for board in self._boards.values():
             self._flags |= board.flags(number)
