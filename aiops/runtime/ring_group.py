@@ -124,7 +124,7 @@ class RingGroup:
             self._announce(call)
             for peer, frame in self._early.pop(call.number):
                 if self.over is None:
-                    self._take(call, peer, frame)
+                    self._take_early(call, peer, frame)
                 peer.early.done(frame.payload)
             self._advance()
 
@@ -313,6 +313,12 @@ class RingGroup:
                 self._compare(call, peer, bytes(frame.payload).decode("utf-8", "replace"))
         except UnexpectedPiece as error:
             raise self._misbehaved(peer, str(error)) from error
+
+    def _take_early(self, call: RingCall, peer: RingPeer, frame: RingFrame) -> None:
+        try:
+            self._take(call, peer, frame)
+        except PeerMisbehaved as error:  # no connection waits for this, which would end with it
+            self.stop("connection", str(error))
 
     def _compare(self, call: RingCall, peer: RingPeer, theirs: str) -> None:
         ours = call.work.description.encode()[:TEXT_BYTES_MAX].decode("utf-8", "replace")

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import aiops
-from aiops.errors import CollectiveMismatch
+from aiops.errors import CollectiveAborted, CollectiveMismatch
 from aiops.workers.ring import Ring
+from aiops_protocol.frames import RingPiece
 from apart import by_transport, run_members
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
@@ -53,3 +54,31 @@ async def test_a_mismatch_in_a_list_of_hundreds_is_found(differs: str) -> None:
         assert len(str(caught.value)) < 1024
 
     await run_members(4, member)
+
+
+async def test_a_piece_that_came_early_and_fits_nothing_ends_the_call_for_all(
+    transport: str,
+) -> None:
+    if transport != "tcp":
+        pytest.skip("nothing comes early but over TCP")
+
+    async def member(worker: aiops.Worker, ring: Ring) -> None:
+        await ring.barrier()
+        group = ring._group
+        if ring.rank == 0:
+            piece = RingPiece(
+                operation=2,
+                ring=group.formed.ring,
+                generation=1,
+                begin=10**6,
+                message=9,
+                count=1,
+                payload=bytes(4),
+            )
+            group.peer_frame(group.peers[1], piece)
+        array = np.ones(10, np.float32)
+        with pytest.raises(CollectiveAborted, match=r"worker 1 .* sent no 1 words from 1000000"):
+            await ring.all_reduce(array, timeout_s=10)
+        assert (array == 1).all()
+
+    await run_members(2, member)
