@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from aiops.collective import patterns, schedule
 from aiops.collective.cost_model import (
+    HOST_MEMORY,
     Link,
     Sample,
     choose,
@@ -254,3 +255,12 @@ def test_predictions_on_an_emulated_link(world_size: int, size_bytes: int) -> No
                 assert predicted[one] < predicted[other]
     chosen = choose("all_reduce", world_size, size_bytes, link).algorithm
     assert taken[chosen] <= 1.1 * min(taken.values())
+
+
+def test_what_is_put_aside_and_how_often_a_host_meets_is_reckoned_with() -> None:
+    """By hand: 3/4 of an array are combined, and a tenth is put aside; two meetings on a host."""
+    combining = Link(0.0, 0.0, 1e-9)
+    seconds = predict("all_reduce", "halving-doubling", 4, 1_000_000, combining)
+    assert seconds == pytest.approx((0.75 + 0.1) * 1e-3)
+    seconds = predict_by_hosts(((0, 1), (2, 3)), 0, Link(1.0, 0.0, 0.0))
+    assert seconds == pytest.approx(2 + 2 * HOST_MEMORY.alpha_s)

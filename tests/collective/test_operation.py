@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from aiops.collective import schedule
 from aiops.collective.operation import Confirmation, Operation, UnexpectedPiece
 from aiops.collective.plan import make_plan
-from aiops.collective.steps import Combine, Schedule
+from aiops.collective.steps import Combine, Schedule, Step, Transfer
 from aiops_protocol.checksum import crc32c
 
 SINGLE = ("ring", "recursive-doubling", "halving-doubling", "tree", "chain")
@@ -261,3 +261,40 @@ def test_what_is_passed_on_has_its_checksum() -> None:
     replaced = [i for i, p in enumerate(plan.receives) if p.combine is Combine.REPLACE]
     assert asked == [i for i in replaced if plan.after_receive[i][0]]
     assert asked
+
+
+def turns(combine: Combine) -> Operation:
+    """Return an operation in which the piece of 2 has its turn after that of 1, and 3 gets both."""
+    whole = (0, 10)
+    steps = (
+        Step(None, Transfer(1, *whole), combine),
+        Step(None, Transfer(2, *whole), combine),
+        Step(Transfer(3, *whole), None, Combine.REPLACE),
+    )
+    source, work = np.ones(10, np.float32), np.empty(10, np.float32)
+    return Operation(make_plan(steps), source, work, np.add)
+
+
+def test_a_piece_that_comes_before_its_turn_is_kept_as_it_came() -> None:
+    """Its bytes lie where the next ones will."""
+    operation = turns(Combine.OWN_FIRST)
+    payload = bytearray(np.full(10, 3, np.float32).tobytes())
+    operation.receive(2, 0, 0, 10, payload)
+    payload[:] = bytes(40)
+    with pytest.raises(UnexpectedPiece, match="has come twice"):
+        operation.receive(2, 0, 0, 10, payload)
+    operation.receive(1, 0, 0, 10, np.full(10, 5, np.float32).tobytes())
+    ready = operation.next_send(3)
+    assert ready is not None
+    assert (np.frombuffer(operation.payload(ready[1]), np.float32) == 9).all()
+
+
+def test_a_piece_that_was_kept_has_not_the_checksum_of_the_one_before() -> None:
+    operation = turns(Combine.REPLACE)
+    first, second = np.full(10, 5, np.float32).tobytes(), np.full(10, 3, np.float32).tobytes()
+    operation.receive(2, 0, 0, 10, second)
+    operation.receive(1, 0, 0, 10, first, checksum=lambda: crc32c(first))
+    ready = operation.next_send(3)
+    assert ready is not None
+    assert operation.payload(ready[1]) == second
+    assert operation.checksum(ready[0]) in (None, crc32c(second))

@@ -44,3 +44,10 @@ def test_both_ends_cut_alike(algorithm: schedule.Algorithm, world_size: int, cou
         for piece in plan.receives
     )
     assert sent == received
+
+
+def test_what_is_sent_last_of_each_element_is_final() -> None:
+    """Of a ring these are the finished chunks; partial sums are not, for a codec looks at this."""
+    for rank in range(4):
+        plan = make_plan(schedule.all_reduce("ring", rank, 4, 4000))
+        assert [piece.final for piece in plan.sends] == [False] * 3 + [True] * 3
