@@ -102,7 +102,7 @@ local-sgd: $(VENV)/.dev  ## local steps beside training in every step, five seed
 	$(BIN)/python -m pytest tests/trainers/test_local_training.py --local-sgd -q -s
 
 ring-matrix: $(VENV)/.dev  ## a fault at each step of rings of two to eight members, in simulation and in shared memory
-	$(BIN)/python -m pytest tests/simulation/test_ring_matrix.py tests/collective/test_shared_steps.py tests/integration/test_hosts_steps.py --ring-matrix -q -o faulthandler_timeout=0
+	$(BIN)/python -m pytest tests/simulation/test_ring_matrix.py tests/collective/test_shared_steps.py tests/integration/test_hosts_steps.py tests/integration/test_ring_sequences.py --ring-matrix -q -o faulthandler_timeout=0
 
 ring-kills: $(VENV)/.dev  ## two hundred times SIGKILL for one of four members of a ring of processes; SIGSTOP in each phase
 	$(BIN)/python -m pytest tests/integration/test_ring_kills.py tests/integration/test_ring_stops.py --ring-kills -q -s -o faulthandler_timeout=0

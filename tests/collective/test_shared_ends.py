@@ -203,6 +203,38 @@ async def test_who_is_cancelled_after_its_vote_hears_the_verdict() -> None:
             await slow
 
 
+async def test_who_leaves_when_all_have_voted_has_the_result() -> None:
+    """It has taken over before its vote what it needs: afterwards it could not any more."""
+    async with members(2) as them:
+        first, second = them.groups
+        await them.all(all_reduce(10), numbers(2, 10))
+        given, array = numbers(2, LARGE)[0], np.zeros(LARGE, np.float32)
+        loop, link = asyncio.get_running_loop(), first._links[1]
+        loop.remove_reader(link._socket.fileno())  # nothing is taken over by the way
+        go, copy = asyncio.Event(), second._copy
+
+        async def later(*arrays: Any) -> None:
+            await go.wait()
+            await copy(*arrays)
+
+        second._copy = later  # type: ignore[method-assign,assignment]
+        call = Call("broadcast", LARGE, ((LARGE,),), root=1)
+        slow = asyncio.ensure_future(second.perform(call, given))
+        task = asyncio.ensure_future(first.perform(call, array))
+        while first.voted < 2:
+            await asyncio.sleep(0)
+        await turns()
+        go.set()
+        while second.done < 2:
+            await asyncio.sleep(0)
+        assert first.done == 1
+        first.stop(Stopped)
+        first.close()
+        await task
+        await slow
+        assert array.tobytes() == given.tobytes()
+
+
 @pytest.mark.parametrize("count", [10, LARGE])
 @pytest.mark.parametrize("done", [0, 1])
 @pytest.mark.parametrize("first", ["cancelled", "judged"])
