@@ -13,7 +13,7 @@ from aiops.collective.operation import Array, Confirmation, Operation
 from aiops.collective.plan import Plan
 from aiops.compression import Codec
 from aiops.errors import AiopsError
-from aiops_protocol.limits import EARLY_BYTES_MAX
+from aiops_protocol.limits import EARLY_BYTES_MAX, EARLY_PIECE_BYTES_MIN
 
 __all__ = ["RingCall", "RingWork"]
 
@@ -104,13 +104,14 @@ class RingCall:
         return self.confirmation.start(flags)
 
     def may_send(self, peer: int, size: int) -> bool:
-        """Whether a member takes so many bytes: all of them, or few if it has not begun."""
+        """Whether a member takes a piece of so many bytes: any, or few if it has not begun."""
+        size = max(size, EARLY_PIECE_BYTES_MIN)
         return peer in self.begun or self._early.get(peer, 0) + size <= EARLY_BYTES_MAX
 
     def count_early(self, peer: int, size: int) -> None:
-        """Note bytes that go to a member that may not have begun."""
+        """Note a piece that goes to a member that may not have begun."""
         if peer not in self.begun:
-            self._early[peer] = self._early.get(peer, 0) + size
+            self._early[peer] = self._early.get(peer, 0) + max(size, EARLY_PIECE_BYTES_MIN)
 
     def missing(self, partners: Iterable[int], peers: Mapping[int, object]) -> str:
         """Say what it waits for, and whom of those with whom it has to do."""

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from typing import Final, TypeAlias
+from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
 from aiops.collective.schedule import Groups
-from aiops.errors import AiopsError, BarrierTimeout, UsageError
+from aiops.errors import AiopsError, BarrierTimeout, PeerMisbehaved, UsageError
 from aiops.runtime.addresses import check_exposure, is_wildcard
 from aiops.runtime.host_memory import HostMemory, hosts_of
 from aiops.runtime.postoffice import Postoffice, RingNews
+from aiops.runtime.ring_early import RingData, StrangerFrames
 from aiops.runtime.ring_group import RingGroup
 from aiops.runtime.ring_hosts import HostsRingGroup
 from aiops.runtime.ring_meeting import MeetingRingGroup
@@ -25,9 +27,8 @@ from aiops.van.base import Address, Listener, Stream, Van
 from aiops.van.link import Link
 from aiops.wording import listed
 from aiops_protocol.errors import ErrorCode
-from aiops_protocol.frames import Frame, RingBegin, RingConfirm, RingPiece
+from aiops_protocol.frames import Frame
 from aiops_protocol.handshake import Hello, Role, ServerHandshake
-from aiops_protocol.limits import EARLY_BYTES_MAX
 from aiops_protocol.ring_control import (
     RingEnter,
     RingFormed,
@@ -39,13 +40,8 @@ from aiops_protocol.ring_control import (
 
 __all__ = ["RingDesk"]
 
-RingData: TypeAlias = RingBegin | RingPiece | RingConfirm
-
 SLACK_S: Final = 5.0
 """How much longer than the time to enter to wait for the scheduler to say who is missing."""
-
-STRANGER_BYTES_MAX: Final = 8 * EARLY_BYTES_MAX
-"""What a connection may bring before its group is formed here: operations ahead, each at most."""
 
 
 class _Seat:
@@ -105,7 +101,7 @@ class RingDesk:
         self._seats: dict[str, _Seat] = {}
         self._groups: list[RingGroup] = []  # also those that are over, until they are closed
         self._finished = False
-        self._strangers: dict[Link, list[RingData]] = {}  # connected, and not yet in a group
+        self._strangers: dict[Link, StrangerFrames] = {}  # connected, and not yet in a group
         postoffice.rings = self
 
     @property
@@ -237,10 +233,9 @@ class RingDesk:
             group.stop("left", f"{group.me} takes no part: {refused}")
         elif seat.formed is None or seat.formed.cancelled():
             _unwanted(group)
-        for link, frames in list(self._strangers.items()):
-            if frames and self._introduce(link, frames[0]):
-                for frame in frames:
-                    link.owner.link_frame(link, frame)
+        for link, kept in list(self._strangers.items()):
+            if kept.frames and self._introduce(link, kept.frames[0]):
+                _hand_on(group, link, kept.frames)
 
     def _group_of(self, seat: _Seat, message: RingFormed, hosts: Groups | None) -> RingGroup:
         """Return the generation of the kind that fits to where its members are."""
@@ -291,27 +286,24 @@ class RingDesk:
 
     def link_ready(self, link: Link) -> None:
         """Wait for the first frame: it names ring and generation."""
-        self._strangers[link] = []
+        self._strangers[link] = StrangerFrames()
 
     def link_frame(self, link: Link, frame: Frame) -> None:
         """Give a connection to its group, or keep its frames until that is formed; bounded."""
-        assert isinstance(frame, RingBegin | RingPiece | RingConfirm)
-        frames = self._strangers.get(link)
-        if frames is None:
+        assert isinstance(frame, RingData)
+        kept = self._strangers.get(link)
+        if kept is None:
             return
-        if not frames and self._introduce(link, frame):
+        if not kept.frames and self._introduce(link, frame):
             link.owner.link_frame(link, frame)
             return
-        if link not in self._strangers:
-            return
-        frames.append(msgspec.structs.replace(frame, payload=bytes(frame.payload)))
-        if sum(len(kept.payload) for kept in frames) > STRANGER_BYTES_MAX:
+        if link in self._strangers and not kept.keep(frame):
             del self._strangers[link]
             link.close(ErrorCode.OUT_OF_WINDOW, "too much for a ring that is not formed here")
 
     def _introduce(self, link: Link, frame: Frame) -> bool:
         """Give a connection to the group that its first frame names, if that is known here."""
-        assert isinstance(frame, RingBegin | RingPiece | RingConfirm)
+        assert isinstance(frame, RingData)
         for seat in self._seats.values():
             group = seat.group
             if group is None or group.formed.ring != frame.ring:
@@ -359,6 +351,15 @@ class RingDesk:
             group.retire()
             await group.wait_closed()
         self.memory.close()
+
+
+def _hand_on(group: RingGroup, link: Link, frames: Sequence[RingData]) -> None:
+    """Pass on what came before the group was formed."""
+    try:
+        for frame in frames:
+            link.owner.link_frame(link, frame)
+    except PeerMisbehaved as error:  # the talk with the scheduler, which waits, has no part in it
+        group.stop("connection", str(error))
 
 
 def _unwanted(group: RingGroup) -> None:

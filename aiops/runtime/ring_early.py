@@ -1,20 +1,35 @@
-"""What members of a ring send for operations that this one has not begun."""
+"""What members of a ring send for operations, or generations, that this one has not begun."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 
 from aiops.runtime.ring_peer import CONNECTIONS_MAX, RingPeer
-from aiops_protocol.frames import RingFrame
-from aiops_protocol.limits import EARLY_BYTES_MAX, TEXT_BYTES_MAX
+from aiops_protocol.frames import RingBegin, RingConfirm, RingFrame, RingPiece
+from aiops_protocol.limits import (
+    EARLY_BYTES_MAX,
+    EARLY_PIECE_BYTES_MIN,
+    OPERATIONS_AHEAD_MAX,
+    WORKERS_MAX,
+)
 
-__all__ = ["EarlyFrames"]
+__all__ = ["EarlyFrames", "RingData", "StrangerFrames"]
 
-BEGIN_BYTES_MAX: Final = CONNECTIONS_MAX * TEXT_BYTES_MAX
-"""The text of RING_BEGIN comes with the pieces, over each connection of a member."""
+RingData: TypeAlias = RingBegin | RingPiece | RingConfirm
+
+FRAMES_BESIDE_MAX: Final = CONNECTIONS_MAX + WORKERS_MAX.bit_length()
+"""Frames of a member that come with the pieces of an operation: RING_BEGIN over each connection,
+and a RING_CONFIRM in each round. None has more bytes than count for a small piece."""
+
+OPERATION_BYTES_MAX: Final = EARLY_BYTES_MAX + FRAMES_BESIDE_MAX * EARLY_PIECE_BYTES_MIN
+STRANGER_BYTES_MAX: Final = OPERATIONS_AHEAD_MAX * OPERATION_BYTES_MAX
+
+
+def _counted(frame: RingFrame) -> int:
+    return max(len(frame.payload), EARLY_PIECE_BYTES_MIN)
 
 
 class EarlyFrames:
@@ -27,8 +42,8 @@ class EarlyFrames:
     def keep(self, peer: RingPeer, frame: RingFrame) -> bool:
         """Keep a frame, unless it is too much of this member for one operation."""
         key = frame.operation, peer.index
-        size = self._bytes.get(key, 0) + len(frame.payload)
-        if size > EARLY_BYTES_MAX + BEGIN_BYTES_MAX:
+        size = self._bytes.get(key, 0) + _counted(frame)
+        if size > OPERATION_BYTES_MAX:
             return False
         self._bytes[key] = size
         if not peer.early.keeps(frame.payload):  # it lies in the connection's buffer
@@ -51,3 +66,19 @@ class EarlyFrames:
         """Keep nothing any more."""
         self._frames.clear()
         self._bytes.clear()
+
+
+class StrangerFrames:
+    """Frames of a connection whose group is not formed here yet; bounded."""
+
+    def __init__(self) -> None:
+        self.frames: list[RingData] = []
+        self._bytes = 0
+
+    def keep(self, frame: RingData) -> bool:
+        """Keep a frame, unless it is too much."""
+        self._bytes += _counted(frame)
+        if self._bytes > STRANGER_BYTES_MAX:
+            return False
+        self.frames.append(msgspec.structs.replace(frame, payload=bytes(frame.payload)))
+        return True

@@ -144,6 +144,9 @@ EARLY_BYTES_MAX: Final = 1 * MiB
 """Pieces of one operation that may be sent to a member that has not begun it: what fits here costs
 no round trip; more waits until the member says RING_BEGIN."""
 
+EARLY_PIECE_BYTES_MIN: Final = 1024
+"""What a piece counts at least towards that: pieces of few bytes cost the receiver memory, too."""
+
 OPERATIONS_AHEAD_MAX: Final = 8
 """Operations that a member may have begun and another not: bounds what the other keeps for them."""
 WEIGHT_MAX: Final = 10**18

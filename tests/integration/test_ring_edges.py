@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import numpy as np
 import pytest
 
 import aiops
 from aiops.errors import CollectiveAborted, CollectiveMismatch
+from aiops.runtime.ring_desk import RingDesk
 from aiops.workers.ring import Ring
-from aiops_protocol.frames import RingPiece
+from aiops_protocol.frames import RingBegin, RingPiece
 from apart import by_transport, run_members
+from local_jobs import until
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
 
@@ -80,5 +84,48 @@ async def test_a_piece_that_came_early_and_fits_nothing_ends_the_call_for_all(
         with pytest.raises(CollectiveAborted, match=r"worker 1 .* sent no 1 words from 1000000"):
             await ring.all_reduce(array, timeout_s=10)
         assert (array == 1).all()
+
+    await run_members(2, member)
+
+
+async def test_wrong_frames_for_a_ring_that_is_not_formed_here_end_its_call_and_no_more(
+    transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are kept until the scheduler says that it is formed, and the talk with it goes on."""
+    if transport != "tcp":
+        pytest.skip("members of one host do not connect over TCP")
+    formed = RingDesk._formed
+    late: list[asyncio.Task[None]] = []
+
+    async def formed_late(desk: RingDesk, seat: object, message: object) -> None:
+        await until(lambda: any(kept.frames for kept in desk._strangers.values()))
+        formed(desk, seat, message)  # type: ignore[arg-type]
+
+    async def member(worker: aiops.Worker, ring: Ring) -> None:
+        await ring.barrier()
+        if ring.rank == 1:
+
+            def put_off(desk: RingDesk, *told: object) -> None:
+                if desk is ring._desk and not late:
+                    late.append(asyncio.create_task(formed_late(desk, *told)))
+                else:
+                    formed(desk, *told)  # type: ignore[arg-type]
+
+            monkeypatch.setattr(RingDesk, "_formed", put_off)
+        await worker.barrier("put-off")
+        await ring.reform()
+        if ring.rank == 0:
+            group = ring._group
+            ahead = RingBegin(operation=100, ring=group.formed.ring, generation=2)
+            group.peers[1].dial(group._van, group._postoffice, 10.0)
+            group.peers[1].send(ahead)
+        else:
+            await late[0]
+        array = np.ones(10, np.float32)
+        with pytest.raises(CollectiveAborted, match=r"operation 100 .* too far ahead"):
+            await ring.all_reduce(array, timeout_s=10)
+        await ring.reform()
+        await ring.all_reduce(array)
+        assert (array == 2).all()
 
     await run_members(2, member)
