@@ -95,9 +95,7 @@ class LoopThread:
             self._submit(one.begin, one.outcome)
             return _result(one.outcome)
         except BaseException:
-            if not one.outcome.done() and self._post(one.cancel):
-                while not one.outcome.done():
-                    wait([one.outcome], timeout=LOOK_UP_S)
+            self._end(one.outcome, one.cancel)
             raise
         finally:
             del one  # an exception and the frame that holds it would keep each other alive
@@ -117,17 +115,34 @@ class LoopThread:
     ) -> Future[T]:
         """Run a function that begins something on the loop; return its future for any thread.
 
-        Cancelling that future cancels what was begun.
+        Cancelling that future cancels what was begun. So does an exception that interrupts this:
+        as with `call`, it is raised when what was begun has ended.
         """
-        begun = self.do(function, *args, **kwargs)
+        self._check_caller()
         outcome: Future[T] = Future()
+        begun: list[asyncio.Future[T]] = []
 
-        def forward(cancelled: Future[T]) -> None:
-            if cancelled.cancelled():
-                self._post(begun.cancel)
+        def begin() -> None:
+            one = function(*args, **kwargs)
+            one.add_done_callback(partial(_hand_over, outcome, self._owner))
+            begun.append(one)
+
+        def cancel() -> None:
+            for one in begun:
+                one.cancel()
+            if not begun:  # the function has raised
+                outcome.cancel()
+
+        def forward(ended: Future[T]) -> None:
+            if ended.cancelled():
+                self._post(cancel)
 
         outcome.add_done_callback(forward)
-        self._post(partial(begun.add_done_callback, partial(_hand_over, outcome, self._owner)))
+        try:
+            self.do(begin)
+        except BaseException:
+            self._end(outcome, cancel)
+            raise
         return outcome
 
     def stop(self) -> None:
@@ -159,6 +174,12 @@ class LoopThread:
 
         if not self._post(run):
             raise Closed(f"{self._owner} has been closed")
+
+    def _end(self, outcome: Future[T], cancel: Callable[[], object]) -> None:
+        """Cancel what nobody will wait for, and wait for its end."""
+        if not outcome.done() and self._post(cancel):
+            while not outcome.done():
+                wait([outcome], timeout=LOOK_UP_S)
 
     def _post(self, callback: Callable[[], object]) -> bool:
         """Run something on the loop soon; return whether there still is a loop to run it."""

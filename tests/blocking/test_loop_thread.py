@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import FrameType
 
 import pytest
 
@@ -175,3 +176,57 @@ def test_the_error_of_what_was_started_waits_for_who_asks(loop: LoopThread) -> N
 
     with pytest.raises(UsageError, match="later"):
         loop.start(begin).result()
+
+
+def test_ctrl_c_while_something_begins_cancels_it(loop: LoopThread) -> None:
+    """Nobody would have its handle, and it would go on to use the caller's arrays."""
+    story = []
+
+    async def work() -> None:
+        try:
+            await never()
+        finally:
+            await asyncio.sleep(0)
+            story.append("it has ended")
+
+    def begin() -> asyncio.Future[None]:
+        task = asyncio.get_running_loop().create_task(work())
+        interrupt_the_main_thread()
+        seen.wait()
+        return task
+
+    seen = threading.Event()
+    handler = signal.getsignal(signal.SIGINT)
+
+    def interrupted(number: int, frame: FrameType | None) -> None:
+        seen.set()
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupted)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            loop.start(begin)
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert loop.call(echo, "still alive") == ("still alive", None)
+    assert story == ["it has ended"]
+
+
+def test_what_is_started_while_the_loop_ends_has_an_end_too() -> None:
+    loop = LoopThread("this worker")
+
+    def begin() -> asyncio.Future[None]:
+        loop.stop()
+        return asyncio.get_running_loop().create_task(never())
+
+    with pytest.raises(Closed, match="this worker has been closed"):
+        loop.start(begin).result(timeout=10)
+    loop.stop()
+
+
+def test_what_cannot_begin_raises(loop: LoopThread) -> None:
+    def begin() -> asyncio.Future[None]:
+        raise UsageError("not so")
+
+    with pytest.raises(UsageError, match="not so"):
+        loop.start(begin)
