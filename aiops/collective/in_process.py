@@ -15,6 +15,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import chain
+from operator import index
 from typing import Final
 
 import numpy as np
@@ -91,7 +93,7 @@ class InProcessRing:
                 f"InProcessRing: world_size is {shown(world_size)}; from 1 to {WORKERS_MAX}"
             )
         trace = check_flag(trace, "InProcessRing: trace")
-        self.groups = None if groups is None else tuple(map(tuple, groups))
+        self.groups = None if groups is None else _checked_groups(groups, world_size)
         self.timeout_s = check_timeout(timeout_s, "InProcessRing")
         self.trace: deque[Message] = deque(maxlen=TRACE_MESSAGES_MAX if trace else 0)
         self._lock = threading.Lock()
@@ -360,3 +362,17 @@ async def _settled(future: asyncio.Future[None]) -> None:
             await asyncio.wait((future,))
         except asyncio.CancelledError:
             continue
+
+
+def _checked_groups(groups: object, world_size: int) -> Groups:
+    """Return the ranks of each group as tuples, if each rank is in one of them."""
+    try:
+        found = tuple(tuple(map(index, group)) for group in groups)  # type: ignore[attr-defined]
+    except TypeError:
+        found = ()
+    if not all(found) or sorted(chain(*found)) != list(range(world_size)):
+        raise UsageError(
+            f"InProcessRing: groups is {shown(groups)}; give lists of ranks, each of 0 to "
+            f"{world_size - 1} in one of them, such as [[0, 1], [2, 3]]"
+        )
+    return found

@@ -391,3 +391,20 @@ async def test_auto_is_settled_once_for_each_size(monkeypatch: pytest.MonkeyPatc
         await member.all_reduce(np.ones(count, np.float32))
         assert len(member._choices) <= 2
     assert asked == [3, 4, 5, 3]
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        5,
+        "0123",
+        [0, 1, 2, 3],
+        [[0, 1], [2]],
+        [[0, 1], [1, 2, 3]],
+        [[0, 1, 2, 3], []],
+        [[0.0, 1, 2, 3]],
+    ],
+)
+def test_groups_that_hold_not_each_rank_once_are_refused(groups: Any) -> None:
+    with pytest.raises(UsageError, match=r"InProcessRing: groups is .*in one of them, such as"):
+        InProcessRing(4, groups=groups)
