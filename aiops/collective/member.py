@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 import numpy as np
 from numpy.typing import DTypeLike
 
-from aiops.checks import check_count, is_one_of
+from aiops.checks import check_count, check_timeout, is_one_of
 from aiops.collective.buckets import Bucket, fuse
 from aiops.collective.call import NAMES, REDUCTIONS, Array, Call
 from aiops.collective.schedule import Algorithm
@@ -48,6 +48,8 @@ CHOICES_MAX: Final = 1024
 """Sizes of arrays for which an algorithm is remembered."""
 
 _FLOAT32: Final = np.dtype(np.float32)
+_LEAST_S: Final = 1e-9
+"""What a bucket may take when the time of its call is up: it ends the call, for all members."""
 
 EXPLAINED: Final = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
 
@@ -163,7 +165,7 @@ class Member(ABC):
         algorithm
             "auto" lets the cost model choose.
         timeout_s
-            How long the whole call may take; `None` takes the ring's setting.
+            How long the whole call may take; `None` takes the ring's setting, for each bucket.
 
         Raises
         ------
@@ -250,10 +252,15 @@ class Member(ABC):
             await self._in_turn(turns[0], buckets[0].arrays[0].reshape(-1), timeout_s)
             return
         results = []
+        loop = asyncio.get_running_loop()
         try:
+            await turns[0].wait()
+            limit = None if timeout_s is None else check_timeout(timeout_s, "all_reduce")
+            begun_at = loop.time()
             for bucket, turn in zip(buckets, turns, strict=True):
                 results.append(bucket.fused())
-                await self._in_turn(turn, results[-1], timeout_s)
+                left = None if limit is None else max(_LEAST_S, limit - (loop.time() - begun_at))
+                await self._in_turn(turn, results[-1], left)
         except BaseException:
             for turn in turns:
                 turn.give_up()

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from aiops.collective import InProcessMember, InProcessRing
+from aiops.collective.call import Call
 from aiops.collective.counts import all_reduce_counts
 from aiops.collective.schedule import ALGORITHMS, Algorithm
 from aiops.collective.steps import chunk_spans
@@ -208,6 +209,24 @@ def test_a_list_is_reduced_as_its_arrays_would_be(
 
     for mine in asyncio.run(everybody(InProcessRing(3), train)):
         assert all(np.all(array == 6) for array in mine)
+
+
+async def test_the_time_of_a_call_is_that_of_all_its_buckets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    times: list[float] = []
+    loop = asyncio.get_running_loop()
+
+    async def perform(call: Call, flat: Array, timeout_s: float) -> None:
+        times.append(timeout_s)
+        now = loop.time() + 20.0
+        monkeypatch.setattr(loop, "time", lambda: now)
+
+    member = InProcessRing(1).member(0)
+    monkeypatch.setattr(member, "_perform", perform)
+    await member.all_reduce_async(numbers(4, 100), bucket_bytes=1, timeout_s=50.0)
+    assert times[:3] == pytest.approx([50.0, 30.0, 10.0], abs=1.0)
+    assert times[3] == 1e-9
 
 
 @pytest.mark.parametrize(
