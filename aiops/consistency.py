@@ -219,8 +219,9 @@ class Quorum:
 
 
 def _is_seconds(value: object) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and 0 <= value <= GRACE_S_MAX  # type: ignore[operator]  # a number, as seen
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return 0 <= value <= GRACE_S_MAX
 
 
 Consistency = BSP | ASP | SSP | Quorum

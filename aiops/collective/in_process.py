@@ -364,10 +364,10 @@ async def _settled(future: asyncio.Future[None]) -> None:
             continue
 
 
-def _checked_groups(groups: object, world_size: int) -> Groups:
+def _checked_groups(groups: Sequence[Sequence[int]], world_size: int) -> Groups:
     """Return the ranks of each group as tuples, if each rank is in one of them."""
     try:
-        found = tuple(tuple(map(index, group)) for group in groups)  # type: ignore[attr-defined]
+        found = tuple(tuple(map(index, group)) for group in groups)
     except TypeError:
         found = ()
     if not all(found) or sorted(chain(*found)) != list(range(world_size)):

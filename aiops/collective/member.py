@@ -251,16 +251,20 @@ class Member(ABC):
         if len(buckets) == 1 and buckets[0].in_place:
             await self._in_turn(turns[0], buckets[0].arrays[0].reshape(-1), timeout_s)
             return
-        results = []
+        results: list[Array] = []
         loop = asyncio.get_running_loop()
+        begun_at = 0.0
         try:
-            await turns[0].wait()
-            limit = None if timeout_s is None else check_timeout(timeout_s, "all_reduce")
-            begun_at = loop.time()
             for bucket, turn in zip(buckets, turns, strict=True):
+                left_s = timeout_s
+                if results and timeout_s is not None:  # the first has found it to be a time
+                    limit_s = check_timeout(timeout_s, "all_reduce")
+                    left_s = max(_LEAST_S, limit_s - (loop.time() - begun_at))
                 results.append(bucket.fused())
-                left = None if limit is None else max(_LEAST_S, limit - (loop.time() - begun_at))
-                await self._in_turn(turn, results[-1], left)
+                if len(results) == 1:
+                    await turn.wait()
+                    begun_at = loop.time()
+                await self._in_turn(turn, results[-1], left_s)
         except BaseException:
             for turn in turns:
                 turn.give_up()

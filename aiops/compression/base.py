@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, Final, Literal, TypeAlias, TypeVar
+from typing import Any, ClassVar, Final, Literal, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -167,7 +167,16 @@ def register(cls: AnyCodec) -> AnyCodec:
     return cls
 
 
-def keep_block(codec: Codec, *, at_least: int = 16) -> None:
+class _WithBlock(Protocol):
+    """A codec that has blocks."""
+
+    @property
+    def block(self) -> object:
+        """How many elements a block has, as the user has given it."""
+        ...
+
+
+def keep_block(codec: _WithBlock, *, at_least: int = 16) -> None:
     """Check the field `block`, the length of a block: a power of two.
 
     Raises
@@ -176,8 +185,7 @@ def keep_block(codec: Codec, *, at_least: int = 16) -> None:
         It is something else.
     """
     title = type(codec).__name__
-    given = codec.block  # type: ignore[attr-defined]  # whoever calls this has one
-    block = whole(title, "block", given, at_least=at_least, at_most=BLOCK_ELEMENTS_MAX)
+    block = whole(title, "block", codec.block, at_least=at_least, at_most=BLOCK_ELEMENTS_MAX)
     if block & (block - 1):
         raise ConfigError(f"{title}: block is {block}; it must be a power of two")
     object.__setattr__(codec, "block", block)

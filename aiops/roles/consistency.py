@@ -132,20 +132,20 @@ class Rule(ABC):
         """Prepare for a worker to enter; return the version, and whether nobody takes part."""
         return 0, False
 
-    def admit(self, rank: int, from_version: int) -> None:  # noqa: B027
+    def admit(self, rank: int, from_version: int) -> None:  # noqa: B027  # not all rules do
         """Let a worker take part from this round on."""
 
     def lose(self, rank: int) -> Mark | None:
         """Note that a worker is gone; return what it has sealed, if it took part."""
         return None
 
-    def settle(self, rank: int, verdict: Mark) -> None:  # noqa: B027
+    def settle(self, rank: int, verdict: Mark) -> None:  # noqa: B027  # not all rules do
         """Apply what all shards together know of a worker that is gone."""
 
-    def acquit(self, rank: int) -> None:  # noqa: B027
+    def acquit(self, rank: int) -> None:  # noqa: B027  # not all rules do
         """Note that the verdict on a lost worker says nothing of this table."""
 
-    def validate(self) -> None:  # noqa: B027
+    def validate(self) -> None:  # noqa: B027  # not all rules do
         """Check what must always hold."""
 
 

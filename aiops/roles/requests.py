@@ -250,7 +250,7 @@ class Channel:
             codec_parameters=part.codec_parameters,
             payload=part.payload,
         )
-        part.header, part.payload = encode(request)  # type: ignore[arg-type]  # a Frame
+        part.header, part.payload = encode(request)  # type: ignore[arg-type]  # all kinds of Request are
         self._flight[part.request_id] = part
         return part
 

@@ -79,7 +79,10 @@ class SchedulerSettings:
 
 
 def _whole(name: str, value: object, least: int, most: int) -> int:
-    plain = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not plain or not least <= value <= most:  # type: ignore[operator]  # it is an integer
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | np.integer)
+        or not least <= value <= most
+    ):
         raise ConfigError(f"{name} is {shown(value)}; it must be from {least} to {most}")
-    return int(value)  # type: ignore[call-overload,no-any-return]
+    return int(value)

@@ -35,6 +35,7 @@ def occupy_standard_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
             os.set_inheritable(number, True)
         if getattr(sys, name) is None:  # as Python leaves it when it starts without the stream
+            # It stays open as long as the process, so there is no `with`.
             setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
 
 

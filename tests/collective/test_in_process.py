@@ -229,6 +229,14 @@ async def test_the_time_of_a_call_is_that_of_all_its_buckets(
     assert times[3] == 1e-9
 
 
+async def test_a_list_that_is_given_no_time_is_refused_and_the_next_call_goes_on() -> None:
+    member = InProcessRing(1).member(0)
+    for wrong in (0, -1.0, float("nan"), "soon"):
+        with pytest.raises(UsageError, match="timeout_s is"):
+            await member.all_reduce(numbers(2, 10), timeout_s=wrong)  # type: ignore[arg-type]
+        await asyncio.wait_for(member.all_reduce(numbers(2, 10), timeout_s=10**400), 60.0)
+
+
 @pytest.mark.parametrize(
     ("odd_one", "words"),
     [

@@ -156,7 +156,7 @@ class SimProcess:
 
     @property
     def _scheduled(self) -> Any:
-        return self._loop._scheduled  # type: ignore[attr-defined]
+        return self._loop._scheduled  # type: ignore[attr-defined]  # nor timers
 
     def _mine(self, handles: Any) -> list[asyncio.Handle]:
         return [
